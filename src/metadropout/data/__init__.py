@@ -2,5 +2,15 @@
 
 from metadropout.data.episodes import Episode, EpisodeSampler
 from metadropout.data.images import ClassSubset, ImageSet, ImageShape, Splits
+from metadropout.data.registry import DATASETS, open_dataset
 
-__all__ = ["ClassSubset", "Episode", "EpisodeSampler", "ImageSet", "ImageShape", "Splits"]
+__all__ = [
+    "DATASETS",
+    "ClassSubset",
+    "Episode",
+    "EpisodeSampler",
+    "ImageSet",
+    "ImageShape",
+    "Splits",
+    "open_dataset",
+]

@@ -58,6 +58,7 @@ class ClassSubset(ImageSet):
         self.class_sizes = parent.class_sizes[self.classes]
 
     def gather(self, classes: IntArray, images: IntArray) -> UInt8Array:
+        """Return the images at the given pairs as one array; see `ImageSet.gather`."""
         return self.parent.gather(self.classes[classes], images)
 
 

@@ -1,0 +1,285 @@
+"""The prepared cache: every image decoded once into one memory-mapped file, with a manifest that vouches for it.
+
+A prepared set is two files. `STEM-CHECKSUM.u8` holds the pixels of all images, class after class. `STEM.json`, the
+manifest, says what they are, where they came from and how long the pixel file is. The manifest is put in place last
+and by renaming, so it is the moment at which a preparation counts: whatever stops one before, a killed process, a
+full disk, leaves nothing that a later run would take for finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metadropout.data.images import ClassSubset, ImageSet, ImageShape, IntArray, Splits, UInt8Array
+from metadropout.data.locations import cache_directory
+from metadropout.data.progress import progress_bar
+from metadropout.data.sources import Source, file_digest
+from metadropout.errors import DataError
+
+# Raise it when the same source would give other bytes or another manifest: every cache is then rebuilt.
+VERSION = 1
+
+SplitLists = Mapping[str, Sequence[str]]
+"""The names of the classes of "train", "validation" and "test"."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a source holds: classes with their sizes, and their images in the same order."""
+
+    class_sizes: Mapping[str, int]
+    images: Iterable[UInt8Array]
+    """Arrays (channels, height, width), class after class."""
+    splits: Mapping[str, SplitLists] = field(default_factory=dict)
+    """The splits that belong to the data, by name."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Whatever else a reader of the manifest may want to know."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How one prepared set comes about."""
+
+    stem: str
+    """The name of its files."""
+    image_shape: ImageShape
+    settings: Mapping[str, Any]
+    """Everything besides the source on which the pixels depend, as JSON."""
+    find_source: Callable[[], Source | None]
+    """Looks for the source; None where there is nothing to be found."""
+    read: Callable[[Source], Contents]
+    missing: Callable[[], DataError]
+    """The error to raise if there is neither a source nor a prepared set."""
+
+
+class PreparedSet(ImageSet):
+    """The classes of a prepared cache; pixels stay on disk until they are gathered."""
+
+    def __init__(self, manifest_path: Path, manifest: Mapping[str, Any]) -> None:
+        self.manifest_path, self.manifest = manifest_path, manifest
+        self.image_shape = ImageShape(*manifest["image_shape"])
+        self.class_names = list(manifest["classes"])
+        self.class_sizes = np.asarray(list(manifest["classes"].values()), dtype=np.int64)
+        self.pixel_path = manifest_path.with_name(manifest["pixels"]["file"])
+        total = int(self.class_sizes.sum())
+        expected = total * int(np.prod(self.image_shape))
+        actual = self.pixel_path.stat().st_size
+        if actual != expected or expected != manifest["pixels"]["bytes"]:
+            raise ValueError(f"{self.pixel_path} has {actual} bytes instead of {expected}")
+        mapped = np.memmap(self.pixel_path, dtype=np.uint8, mode="r", shape=(total, *self.image_shape))
+        self._pixels: UInt8Array = np.asarray(mapped)  # a plain view: indexing a memmap is slower
+        self._first: IntArray = np.concatenate([[0], np.cumsum(self.class_sizes)[:-1]]).astype(np.int64)
+
+    def gather(self, classes: IntArray, images: IntArray) -> UInt8Array:
+        """Return the images at the given pairs as one array; see `ImageSet.gather`."""
+        gathered: UInt8Array = self._pixels[self._first[classes] + images]
+        return gathered
+
+    def subset(self, names: Sequence[str]) -> ClassSubset:
+        """Return the classes of the given names, in that order."""
+        number = {name: i for i, name in enumerate(self.class_names)}
+        return ClassSubset(self, [number[name] for name in names])
+
+    def split(self, lists: SplitLists) -> Splits:
+        """Return the classes in three parts; an empty or absent "validation" list gives None."""
+        validation = lists.get("validation")
+        return Splits(
+            train=self.subset(lists["train"]),
+            validation=self.subset(validation) if validation else None,
+            test=self.subset(lists["test"]),
+        )
+
+    def verify(self) -> None:
+        """Compare the pixels with the checksum taken when they were prepared.
+
+        Raises:
+            DataError: if they differ.
+        """
+        digest = file_digest(self.pixel_path)
+        if digest != self.manifest["pixels"]["sha256"]:
+            raise DataError(
+                f"{self.pixel_path}: its bytes have changed since they were prepared (the checksum differs); "
+                "delete it and prepare again"
+            )
+
+
+def open_prepared(preparation: Preparation, *, rebuild: bool = False) -> PreparedSet:
+    """Open a prepared set, preparing it first where it is missing, cut short or out of date.
+
+    Args:
+        preparation: what to open.
+        rebuild: prepare it even if a good one is there.
+    """
+    path = cache_directory() / f"{preparation.stem}.json"
+    source = preparation.find_source()
+    if not rebuild and (ready := _open_if_current(path, preparation, source)):
+        return ready
+    if source is None:
+        raise preparation.missing()
+    with _lock(path):
+        # Another process may have finished the same work while this one waited for the lock.
+        if not rebuild and (ready := _open_if_current(path, preparation, source)):
+            return ready
+        _build(path, preparation, source)
+    return PreparedSet(path, _read_manifest(path) or {})
+
+
+def recorded_directory(stem: str) -> Path | None:
+    """Return the directory that a prepared set was made from, if there is such a set."""
+    manifest = _read_manifest(cache_directory() / f"{stem}.json")
+    return Path(manifest["source"]["directory"]) if manifest else None
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("version") == VERSION else None
+
+
+def _open_if_current(path: Path, preparation: Preparation, source: Source | None) -> PreparedSet | None:
+    manifest = _read_manifest(path)
+    if manifest is None or manifest.get("settings") != preparation.settings:
+        return None
+    try:
+        if source is not None and not source.matches(manifest["source"]):
+            _log.info("%s: the source has changed, preparing again", path)
+            return None
+        return PreparedSet(path, manifest)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("%s: the prepared cache cannot be used (%s)", path, error)
+        return None
+
+
+def _build(path: Path, preparation: Preparation, source: Source) -> None:
+    contents = preparation.read(source)
+    total = sum(contents.class_sizes.values())
+    size = total * int(np.prod(preparation.image_shape))
+    with _writing(path):
+        free = shutil.disk_usage(path.parent).free
+        if free < size:
+            raise OSError(f"{size} bytes are needed and {free} are free")
+        handle, name = tempfile.mkstemp(prefix=f"{preparation.stem}-", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            digest = _write_pixels(file.write, contents.images, preparation, total, path)
+            with _writing(path):
+                file.flush()
+                os.fsync(file.fileno())
+        pixels = path.with_name(f"{preparation.stem}-{digest[:16]}.u8")
+        manifest = {
+            "version": VERSION,
+            "name": preparation.stem,
+            "source": source.describe(),
+            "settings": preparation.settings,
+            "image_shape": list(preparation.image_shape),
+            "pixels": {"file": pixels.name, "bytes": size, "sha256": digest},
+            "splits": contents.splits,
+            "notes": contents.notes,
+            "classes": contents.class_sizes,
+        }
+        previous = _read_manifest(path)
+        with _writing(path):
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, pixels)
+            write_atomically(path, json.dumps(manifest, indent=1))
+    finally:
+        temporary.unlink(missing_ok=True)
+    if previous and previous["pixels"]["file"] != pixels.name:
+        # On POSIX, runs that have the old file mapped keep it. Elsewhere it stays in use, and so stays.
+        with contextlib.suppress(OSError):
+            path.with_name(previous["pixels"]["file"]).unlink()
+
+
+def _write_pixels(
+    write: Callable[[bytes], object],
+    images: Iterable[UInt8Array],
+    preparation: Preparation,
+    total: int,
+    path: Path,
+) -> str:
+    # Plain writes rather than a writable memory map, where a full disk would kill the process with a signal.
+    digest, count = hashlib.sha256(), 0
+    with progress_bar(f"preparing {preparation.stem}", total) as advance:
+        for image in images:
+            if image.shape != preparation.image_shape or image.dtype != np.uint8:
+                raise DataError(f"{preparation.stem}: an image has shape {image.shape} and type {image.dtype}")
+            content = image.tobytes()
+            digest.update(content)
+            with _writing(path):
+                write(content)
+            count += 1
+            advance(1)
+    if count != total:
+        raise DataError(f"{preparation.stem}: {count} images were read where {total} were announced; prepare again")
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write the prepared cache {path}: {error.strerror or error}; make room and check the permissions "
+            f"of {path.parent}, or set METADROPOUT_CACHE to a folder that can be written to"
+        ) from error
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one process at a time prepare a set; the lock ends with its process, however that ends.
+
+    It only saves work: without it (no fcntl, a file system without locks) renaming keeps the cache whole.
+    """
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path.with_suffix(".lock"), "a")  # noqa: SIM115 - held until the end of the block
+    with file:
+        locked = False
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl  # noqa: PLC0415 - not on every system
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+            locked = True
+        if locked:  # nobody else is writing: what lies about is from a process that was killed
+            for leftover in path.parent.glob(f"{path.stem}-*.tmp"):
+                leftover.unlink(missing_ok=True)
+        yield
+
+
+def _umask() -> int:
+    # mkstemp makes files private; the cache should be as readable as any file its user makes.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

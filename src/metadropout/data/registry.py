@@ -1,0 +1,30 @@
+"""The data sets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from metadropout.data.images import Splits
+from metadropout.data.omniglot import omniglot
+from metadropout.errors import DataError
+
+DATASETS: dict[str, Callable[..., Splits]] = {
+    "omniglot": omniglot,
+}
+"""Name → function; its keyword-only parameters are the options, its docstring their help."""
+
+
+def open_dataset(name: str, **options: Any) -> Splits:
+    """Return the training, validation and test classes of a data set, preparing it where that was not done yet.
+
+    Args:
+        name: one of `DATASETS`.
+        **options: those of the data set's function.
+
+    Raises:
+        DataError: if there is no data set of that name, or it is missing or damaged.
+    """
+    if name not in DATASETS:
+        raise DataError(f"there is no data set '{name}'; known are {', '.join(sorted(DATASETS))}")
+    return DATASETS[name](**options)
