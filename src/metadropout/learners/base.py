@@ -1,0 +1,95 @@
+"""What a learner is: it learns from support images, and is itself meta-learned from query images."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metadropout.data import Episode
+from metadropout.noise import NoiseSource
+
+Classifier = Callable[[Tensor], Tensor]
+"""An adapted model: images of shape (n, channels, height, width) → logits of shape (n, way)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one task went: the loss to be meta-learned from, and the logits of the query images."""
+
+    loss: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class TaskGradient:
+    """What one task asks of the meta-parameters, as the outer step averages it."""
+
+    gradients: dict[str, Tensor]
+    """By the learner's parameter names; the optimiser descends along their mean over tasks."""
+    loss: Tensor
+    accuracy: Tensor
+
+
+class Learner(nn.Module, ABC):
+    """A few-shot learner; its parameters, by `named_parameters()`, are what meta-training trains.
+
+    A new learner says how it adapts to support images (`adapt`) and how a whole task goes in meta-training (`forward`).
+    One that is not trained by the gradient of a query loss also overrides `task_gradient`.
+    """
+
+    is_transductive: bool
+    """Whether the answer for one query image depends on the others in its batch."""
+
+    @abstractmethod
+    def forward(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Outcome:
+        """Learn from the episode's support images and judge the result on its query images, differentiably."""
+
+    @abstractmethod
+    def adapt(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        mc_samples: int | None = None,
+        generator: torch.Generator | NoiseSource | None = None,
+    ) -> Classifier:
+        """Learn from labelled images and return a classifier that holds no graph.
+
+        Args:
+            x: support images, shape (n, channels, height, width).
+            y: their labels, shape (n,).
+            mc_samples: noise samples averaged in each inner step; None means the learner's choice for testing.
+            generator: source of all randomness; required where there is any.
+        """
+
+    def loss(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Tensor:
+        """Return the query loss after learning from the support images, differentiable in all parameters."""
+        return self.forward(episode, generator=generator).loss
+
+    def task_gradient(
+        self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None
+    ) -> TaskGradient:
+        """Return one task's share of the outer step; by default the gradient of its query loss."""
+        outcome = self.forward(episode, generator=generator)
+        names, parameters = zip(*[(n, p) for n, p in self.named_parameters() if p.requires_grad], strict=True)
+        gradients = torch.autograd.grad(outcome.loss, parameters, materialize_grads=True)
+        return TaskGradient(
+            dict(zip(names, gradients, strict=True)),
+            outcome.loss.detach(),
+            accuracy(outcome.logits.detach(), episode.query_y),
+        )
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the fraction of images whose largest logit is their label's."""
+    return (logits.argmax(dim=1) == labels).float().mean()
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy over images."""
+    return F.cross_entropy(logits, labels)

@@ -1,0 +1,198 @@
+"""Learners that adapt by gradient steps on the support loss: the inner loop that all of them share.
+
+The path of one task, top to bottom: `forward` → `_inner_steps` → `_support_gradient` → `_logits` (a support pass with
+noise) → `update` → `_classifier` → `_logits` (the query pass, deterministic) → loss.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from metadropout.data import Episode
+from metadropout.learners.base import Classifier, Learner, Outcome, cross_entropy
+from metadropout.networks.functional import NORMS, FunctionalNetwork, Normalisation
+from metadropout.noise import NoiseSource, NoiseStream, as_noise_source
+from metadropout.perturbations import NoPerturbation, Pass, Perturbation
+
+Weights = dict[str, Tensor]
+"""All parameters of a learner by name; the adapted ones among them change from step to step."""
+
+TEST_SAMPLES = 30
+"""Noise samples per inner step in meta-testing, as in the paper."""
+
+
+class GradientLearner(Learner):
+    """Adapts the network's weights θ by gradient steps on perturbed support images.
+
+    Normalisation parameters are meta-learned but not adapted, and neither are the perturbation's unless it says so.
+
+    Args:
+        network: maps images to logits; any module.
+        perturbation: what perturbs it on support images; nothing by default.
+        inner_lr: step size of the inner steps.
+        steps: number of inner steps.
+        first_order: leave the derivative of the inner gradients out: faster, less exact.
+        inductive: normalise query images one by one with statistics of the support images, not with those of
+            the query batch (transductive, as MAML and the paper do).
+        adapted: names of the network's parameters that the inner steps change; by default all but normalisation's.
+        images_per_pass: most images in one support pass; more Monte-Carlo samples than fit are run in turn.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        perturbation: Perturbation | None = None,
+        *,
+        inner_lr: float = 0.1,
+        steps: int = 5,
+        first_order: bool = False,
+        inductive: bool = False,
+        adapted: Sequence[str] | None = None,
+        images_per_pass: int = 256,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.perturbation = perturbation or NoPerturbation(network)
+        if first_order and self.perturbation.needs_second_order:
+            raise ValueError(
+                f"first_order cannot be used with {type(self.perturbation).__name__}: "
+                f"{self.perturbation.needs_second_order}"
+            )
+        if steps < 0 or images_per_pass < 1:
+            raise ValueError(f"steps ({steps}) must be at least 0 and images_per_pass ({images_per_pass}) at least 1")
+        self.inner_lr, self.steps = inner_lr, steps
+        self.first_order, self.inductive, self.images_per_pass = first_order, inductive, images_per_pass
+        self._function = FunctionalNetwork(network, self.perturbation.sites)
+        self.adapted_names = self._names_to_adapt(adapted)
+        self.add_meta_parameters()
+
+    def add_meta_parameters(self) -> None:
+        """Make the learner's own meta-learned parameters; called last in the constructor, does nothing by default."""
+
+    @property
+    def is_transductive(self) -> bool:  # type: ignore[override]
+        """Whether query images are normalised together."""
+        return not self.inductive
+
+    @abstractmethod
+    def update(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        """Return a weight after one inner step.
+
+        Args:
+            name: the weight's name among the learner's parameters.
+            weight: its value before the step.
+            gradient: the support loss's gradient at that value.
+        """
+
+    def forward(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Outcome:
+        noise = self._noise_from(generator)
+        weights = dict(self.named_parameters())
+        weights = self._inner_steps(weights, episode.support_x, episode.support_y, noise, 1, differentiable=True)
+        logits = self._classifier(weights, episode.support_x)(episode.query_x)
+        return Outcome(cross_entropy(logits, episode.query_y), logits)
+
+    def adapt(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        mc_samples: int | None = None,
+        generator: torch.Generator | NoiseSource | None = None,
+    ) -> Classifier:
+        noise = self._noise_from(generator)
+        if not self.perturbation.random:
+            mc_samples = 1  # all samples would be the same
+        weights = {name: p.detach() for name, p in self.named_parameters()}
+        weights = self._inner_steps(weights, x, y, noise, mc_samples or TEST_SAMPLES, differentiable=False)
+        return self._classifier(weights, x)
+
+    def _inner_steps(
+        self, weights: Weights, x: Tensor, y: Tensor, noise: NoiseSource | None, mc_samples: int, differentiable: bool
+    ) -> Weights:
+        """Take all inner steps; if differentiable, the result depends on the weights at the start."""
+        for step in range(self.steps):
+            if not differentiable:
+                weights |= {name: weights[name].detach().requires_grad_() for name in self.adapted_names}
+            with torch.enable_grad():
+                gradients = self._support_gradient(weights, x, y, step, noise, mc_samples, differentiable)
+                weights = weights | {n: self.update(n, weights[n], g) for n, g in gradients.items()}
+        return weights if differentiable else {name: w.detach() for name, w in weights.items()}
+
+    def _support_gradient(
+        self,
+        weights: Weights,
+        x: Tensor,
+        y: Tensor,
+        step: int,
+        noise: NoiseSource | None,
+        mc_samples: int,
+        differentiable: bool,
+    ) -> Weights:
+        """Return the gradient of the support loss, averaged over images and Monte-Carlo samples."""
+        adapted = [weights[name] for name in self.adapted_names]
+        total: list[Tensor] | None = None
+        per_pass = max(1, self.images_per_pass // len(x))
+        for first in range(0, mc_samples, per_pass):
+            samples = range(first, min(first + per_pass, mc_samples))
+            streams = [noise.stream(step, sample) for sample in samples] if noise is not None else []
+            # The samples stand one after the other in one batch, each normalised by its own statistics.
+            repeat = len(samples)
+            logits = self._logits(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), streams, Normalisation(repeat))
+            loss = cross_entropy(logits, y.repeat(repeat)) * (repeat / mc_samples)
+            part = torch.autograd.grad(
+                loss, adapted, create_graph=differentiable and not self.first_order, materialize_grads=True
+            )
+            total = list(part) if total is None else [a + b for a, b in zip(total, part, strict=True)]
+        assert total is not None
+        return dict(zip(self.adapted_names, total, strict=True))
+
+    def _logits(
+        self, weights: Weights, x: Tensor, streams: Sequence[NoiseStream], normalisation: Normalisation
+    ) -> Tensor:
+        """Run the network on images: with noise streams a support pass, without them a deterministic one."""
+        this = Pass(_with_prefix(weights, "perturbation."), streams)
+
+        def perturb(name: str, h: Tensor, f: Tensor) -> Tensor:
+            return self.perturbation.perturb(name, h, f, this)
+
+        return self._function(_with_prefix(weights, "network."), x, perturb, normalisation)
+
+    def _classifier(self, weights: Weights, support_x: Tensor) -> Classifier:
+        """Return the adapted model as a function of images."""
+        statistics = None
+        if self.inductive:
+            statistics = {}
+            self._logits(weights, support_x, [], Normalisation(collected=statistics))
+
+        def classify(x: Tensor) -> Tensor:
+            return self._logits(weights, x, [], Normalisation(given=statistics))
+
+        return classify
+
+    def _noise_from(self, generator: torch.Generator | NoiseSource | None) -> NoiseSource | None:
+        if not self.perturbation.random:
+            return None
+        if generator is None:
+            raise ValueError(f"{type(self.perturbation).__name__} draws noise: pass a generator")
+        return as_noise_source(generator)
+
+    def _names_to_adapt(self, asked: Sequence[str] | None) -> list[str]:
+        known = [name for name, _ in self.network.named_parameters()]
+        if asked is None:
+            norms = [name for name, module in self.network.named_modules() if isinstance(module, NORMS)]
+            asked = [name for name in known if name.rpartition(".")[0] not in norms]
+        elif unknown := sorted(set(asked) - set(known)):
+            raise ValueError(f"{unknown} are not parameters of {type(self.network).__name__}; it has {known}")
+        names = [f"network.{name}" for name in asked]
+        if self.perturbation.adapts:
+            names += [f"perturbation.{name}" for name, _ in self.perturbation.named_parameters()]
+        return names
+
+
+def _with_prefix(weights: Weights, prefix: str) -> Weights:
+    """Pick the weights whose names start with a prefix, under their names without it."""
+    return {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}

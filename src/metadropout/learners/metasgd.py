@@ -1,0 +1,28 @@
+"""Meta-SGD: a learned step size for every single weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from metadropout.learners.gradient import GradientLearner
+
+
+class MetaSGD(GradientLearner):
+    """MAML whose step size is a learned number per element of every adapted tensor (Li et al., 2017).
+
+    The step sizes start at `inner_lr`, may take any sign, and are shared by all inner steps.
+    """
+
+    def add_meta_parameters(self) -> None:
+        values = dict(self.named_parameters())
+        self.step_sizes = nn.ParameterDict(
+            {_key(name): torch.full_like(values[name], self.inner_lr) for name in self.adapted_names}
+        )
+
+    def update(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        return weight - self.step_sizes[_key(name)] * gradient
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")  # parameter names may not contain dots

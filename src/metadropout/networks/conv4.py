@@ -1,0 +1,42 @@
+"""The four-block convolutional network of MAML and of the paper's experiments."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from metadropout.networks.initial import initialise
+from metadropout.networks.normalisation import OffsetNorm
+
+
+class Conv4(nn.Module):
+    """Four blocks of convolution, normalisation, ReLU and pooling, then one linear layer (Finn et al., 2017).
+
+    Args:
+        way: number of classes in a task.
+        in_channels: 1 for grey images, 3 for colour.
+        image_size: height and width of the images.
+        channels: width of the network: 64 for Omniglot, 32 for miniImageNet and CIFAR.
+    """
+
+    def __init__(self, way: int, *, in_channels: int = 1, image_size: int = 28, channels: int = 64) -> None:
+        super().__init__()
+        if image_size < 16:
+            raise ValueError(f"image_size is {image_size}, but four 2x2 poolings need at least 16")
+        self.blocks = nn.Sequential(*[_block(in_channels if i == 0 else channels, channels) for i in range(4)])
+        side = image_size // 16  # four valid poolings
+        self.head = nn.Linear(channels * side * side, way)
+        initialise(self.head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.blocks(x)  # (n, channels, side, side)
+        return self.head(features.flatten(1))  # type: ignore[no-any-return]
+
+
+def _block(in_channels: int, out_channels: int) -> nn.Sequential:
+    conv = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
+    initialise(conv)
+    return nn.Sequential(
+        OrderedDict(conv=conv, norm=OffsetNorm(out_channels), relu=nn.ReLU(), pool=nn.MaxPool2d(kernel_size=2))
+    )

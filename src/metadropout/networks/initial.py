@@ -1,0 +1,19 @@
+"""Initial values as in the authors' code (METHOD: convolutions truncated normal, linear layers normal, biases zero)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def initialise(layer: nn.Module, std: float = 0.02) -> None:
+    """Set a layer's weight to noise of a standard deviation (convolutions cut at two of them), its bias to zero."""
+    if isinstance(layer, CONVOLUTIONS):
+        nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    elif isinstance(layer, nn.Linear):
+        nn.init.normal_(layer.weight, std=std)
+    else:
+        raise TypeError(f"no initial values are defined for a {type(layer).__name__}")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

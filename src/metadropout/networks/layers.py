@@ -1,0 +1,60 @@
+"""Finding the layers of any network that perturbations act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from metadropout.networks.initial import CONVOLUTIONS
+
+
+@dataclass(frozen=True)
+class PerturbableLayers:
+    """The names of a network's layers that a perturbation acts on."""
+
+    hidden: tuple[str, ...]
+    """Convolutions and hidden linear layers, in the order of the network's modules."""
+    head: str
+    """The last linear layer, which gives the logits."""
+
+
+def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: str | None = None) -> PerturbableLayers:
+    """Find a network's convolutions, hidden linear layers and head, or check the ones that are named.
+
+    A network can name its own by an attribute `perturbable` (hidden layers only). Without names, every
+    convolution and linear layer counts, and the last linear layer is the head.
+
+    Args:
+        network: any module.
+        hidden: names of the hidden layers, as in `network.named_modules()`.
+        head: name of the linear layer that gives the logits.
+    """
+    known = {name: m for name, m in network.named_modules() if isinstance(m, (*CONVOLUTIONS, nn.Linear))}
+    linear = [name for name, m in known.items() if isinstance(m, nn.Linear)]
+    if head is None:
+        if not linear:
+            raise ValueError(f"{type(network).__name__} has no linear layer to be its head; name the head")
+        head = linear[-1]
+    elif head not in linear:
+        raise ValueError(f"the head '{head}' is not a linear layer of {type(network).__name__}; it has {linear}")
+    if hidden is None:
+        hidden = getattr(network, "perturbable", [name for name in known if name != head])
+    for name in hidden:
+        if name not in known or name == head:
+            raise ValueError(
+                f"'{name}' is not a convolution or hidden linear layer of {type(network).__name__}; "
+                f"it has {[n for n in known if n != head]}"
+            )
+    return PerturbableLayers(tuple(hidden), head)
+
+
+def apply_layer(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply a convolution or linear layer with other weights than its own."""
+    if isinstance(layer, nn.Linear):
+        return nn.functional.linear(x, weight, bias)
+    if isinstance(layer, CONVOLUTIONS):
+        # The one function that knows the layer's stride, padding mode and groups but takes any weights.
+        return layer._conv_forward(x, weight, bias)
+    raise TypeError(f"a {type(layer).__name__} cannot be applied with other weights")

@@ -1,0 +1,67 @@
+"""ResNet-12, the deeper network that few-shot learning commonly uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metadropout.networks.initial import initialise
+from metadropout.networks.normalisation import OffsetNorm
+
+
+class ResNet12(nn.Module):
+    """Four residual blocks of three convolutions, global average pooling and one linear layer.
+
+    The normalisation is Conv4's; there is no DropBlock, so that perturbations can be compared without it.
+    Perturbations act on the 3x3 convolutions: `perturbable` leaves the 1x1 shortcuts out.
+
+    Args:
+        way: number of classes in a task.
+        in_channels: 1 for grey images, 3 for colour.
+        image_size: height and width of the images, at least 16; the weights do not depend on it.
+        channels: output channels of the four blocks.
+    """
+
+    def __init__(
+        self, way: int, *, in_channels: int = 3, image_size: int = 84, channels: Sequence[int] = (64, 128, 256, 512)
+    ) -> None:
+        super().__init__()
+        if image_size < 2 ** len(channels):
+            raise ValueError(f"image_size is {image_size}, but {len(channels)} poolings need {2 ** len(channels)}")
+        widths = [in_channels, *channels]
+        self.blocks = nn.Sequential(*[ResidualBlock(a, b) for a, b in zip(widths, widths[1:], strict=False)])
+        self.head = nn.Linear(channels[-1], way)
+        initialise(self.head)
+
+    @property
+    def perturbable(self) -> list[str]:
+        """Names of the layers that perturbations act on, the head aside."""
+        return [name for name, layer in self.named_modules() if isinstance(layer, nn.Conv2d) and "shortcut" not in name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.blocks(x)  # (n, channels, side, side)
+        return self.head(features.mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+class ResidualBlock(nn.Module):
+    """Three 3x3 convolutions beside a 1x1 shortcut, then ReLU and 2x2 pooling."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        widths = [in_channels, out_channels, out_channels]
+        self.convs = nn.ModuleList([nn.Conv2d(w, out_channels, kernel_size=3, padding=1) for w in widths])
+        self.norms = nn.ModuleList([OffsetNorm(out_channels) for _ in widths])
+        self.shortcut_conv = nn.Conv2d(in_channels, out_channels, kernel_size=1)
+        self.shortcut_norm = OffsetNorm(out_channels)
+        for layer in [*self.convs, self.shortcut_conv]:
+            initialise(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.shortcut_norm(self.shortcut_conv(x))
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = norm(conv(x))
+            if i < 2:
+                x = F.relu(x)
+        return F.max_pool2d(F.relu(x + shortcut), kernel_size=2)

@@ -1,0 +1,104 @@
+"""Where noise comes from: one explicit source, seeded or recorded, never hidden global state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class NoiseStream(Protocol):
+    """The draws of one forward pass, in the order in which the layers ask for them."""
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Draw standard normal values of a shape, on the device and in the type of `like`."""
+        ...
+
+
+class NoiseSource(Protocol):
+    """All noise of one task: a stream for each inner step and Monte-Carlo sample."""
+
+    def stream(self, step: int, sample: int) -> NoiseStream:
+        """Return the stream of one pass; the same (step, sample) gives the same draws again."""
+        ...
+
+
+class SeededNoise:
+    """Noise that is a function of a seed, the inner step and the Monte-Carlo sample alone.
+
+    Each pass has a generator of its own, so the draws do not depend on whether samples run one by
+    one, in one batch or in chunks.
+    """
+
+    def __init__(self, *seed: int) -> None:
+        self.seed = seed
+
+    def stream(self, step: int, sample: int) -> _GeneratorStream:
+        """Return the stream of one pass."""
+        return _GeneratorStream(mix_seed(*self.seed, step, sample))
+
+
+class _GeneratorStream:
+    """Draws from a generator that is made on the device of the first draw."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generator: torch.Generator | None = None
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        if self._generator is None:
+            self._generator = torch.Generator(like.device).manual_seed(self._seed)
+        return torch.randn(tuple(shape), generator=self._generator, device=like.device, dtype=like.dtype)
+
+
+class RecordedNoise:
+    """Given draws in place of random ones: for tests, and for comparing two programs number by number.
+
+    Args:
+        draws: the arrays in the order inner step, Monte-Carlo sample, layer.
+        mc_samples: Monte-Carlo samples per step.
+        per_pass: draws in one forward pass.
+    """
+
+    def __init__(self, draws: Iterable[Tensor], *, per_pass: int, mc_samples: int = 1) -> None:
+        self.draws = list(draws)
+        self.per_pass, self.mc_samples = per_pass, mc_samples
+
+    def stream(self, step: int, sample: int) -> _RecordedStream:
+        """Return the recorded draws of one pass."""
+        if not 0 <= sample < self.mc_samples:
+            raise ValueError(f"sample {sample} was asked for, but {self.mc_samples} samples per step are recorded")
+        start = (step * self.mc_samples + sample) * self.per_pass
+        if start + self.per_pass > len(self.draws):
+            raise ValueError(f"the recorded noise ends before inner step {step}, sample {sample}")
+        return _RecordedStream(self.draws[start : start + self.per_pass])
+
+
+class _RecordedStream:
+    def __init__(self, draws: Sequence[Tensor]) -> None:
+        self._remaining = list(draws)
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        if not self._remaining:
+            raise ValueError("more noise was asked for in one pass than is recorded")
+        draw = self._remaining.pop(0)
+        if tuple(draw.shape) != tuple(shape):
+            raise ValueError(f"noise of shape {tuple(shape)} was asked for, but {tuple(draw.shape)} is recorded")
+        return draw.to(like)
+
+
+def as_noise_source(generator: torch.Generator | NoiseSource | None) -> NoiseSource | None:
+    """Turn a generator into a noise source by drawing its seed from the generator; leave a source as it is."""
+    if isinstance(generator, torch.Generator):
+        return SeededNoise(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+    return generator
+
+
+def mix_seed(*parts: int) -> int:
+    """Mix integers into one seed; different lists give unrelated seeds."""
+    # The length goes in, too: SeedSequence pads with zeros, so [1, 2] and [1, 2, 0] would be the same.
+    words = np.random.SeedSequence([len(parts), *parts]).generate_state(2, np.uint32)
+    return int(words[0]) << 31 ^ int(words[1])

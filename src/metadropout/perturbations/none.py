@@ -1,0 +1,7 @@
+"""No perturbation: plain MAML or Meta-SGD."""
+
+from metadropout.perturbations.base import Perturbation
+
+
+class NoPerturbation(Perturbation):
+    """Leaves the network as it is, on support and query images alike."""
