@@ -1,16 +1,23 @@
 """Data sets: `open_dataset(name)` gives the training, validation and test classes of each."""
 
-from metadropout.data.episodes import Episode, EpisodeSampler
+from metadropout.data.episodes import Episode, EpisodeIndices, EpisodeSampler
 from metadropout.data.images import ClassSubset, ImageSet, ImageShape, Splits
+from metadropout.data.prefetch import Prefetcher
 from metadropout.data.registry import DATASETS, open_dataset
+from metadropout.data.saved_episodes import SavedEpisodes, load_episodes, save_episodes
 
 __all__ = [
     "DATASETS",
     "ClassSubset",
     "Episode",
+    "EpisodeIndices",
     "EpisodeSampler",
     "ImageSet",
     "ImageShape",
+    "Prefetcher",
+    "SavedEpisodes",
     "Splits",
+    "load_episodes",
     "open_dataset",
+    "save_episodes",
 ]

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from metadropout.data.files import move_into_place, write_atomically
 from metadropout.data.images import ClassSubset, ImageSet, ImageShape, IntArray, Splits, UInt8Array
-from metadropout.data.locations import cache_directory
+from metadropout.data.locations import cache_directory, data_directory
 from metadropout.data.progress import progress_bar
 from metadropout.data.sources import Source, file_digest
 from metadropout.errors import DataError
@@ -59,11 +60,13 @@ class Preparation:
     image_shape: ImageShape
     settings: Mapping[str, Any]
     """Everything besides the source on which the pixels depend, as JSON."""
-    find_source: Callable[[], Source | None]
-    """Looks for the source; None where there is nothing to be found."""
+    directory: str | None
+    """Where the user says the source is; None looks in the data directory."""
+    find_in: Callable[[Path], Source | None]
+    """Looks for the source in a directory; None where it is not there."""
     read: Callable[[Source], Contents]
-    missing: Callable[[], DataError]
-    """The error to raise if there is neither a source nor a prepared set."""
+    obtain: Callable[[], Source]
+    """Called if there is neither a source nor a prepared set: fetches the source, or raises what tells how to."""
 
 
 class PreparedSet(ImageSet):
@@ -103,6 +106,11 @@ class PreparedSet(ImageSet):
             test=self.subset(lists["test"]),
         )
 
+    def checksum(self) -> str:
+        """Return the manifest's checksum of the pixels, with the classes; see `ImageSet.checksum`."""
+        described = [self.manifest[key] for key in ("image_shape", "classes")] + [self.manifest["pixels"]["sha256"]]
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
     def verify(self) -> None:
         """Compare the pixels with the checksum taken when they were prepared.
 
@@ -117,31 +125,33 @@ class PreparedSet(ImageSet):
             )
 
 
-def open_prepared(preparation: Preparation, *, rebuild: bool = False) -> PreparedSet:
+def open_prepared(preparation: Preparation) -> PreparedSet:
     """Open a prepared set, preparing it first where it is missing, cut short or out of date.
 
-    Args:
-        preparation: what to open.
-        rebuild: prepare it even if a good one is there.
+    Raises:
+        DataError: if it cannot be prepared, because the source is missing or damaged, or the cache cannot be written.
     """
     path = cache_directory() / f"{preparation.stem}.json"
-    source = preparation.find_source()
-    if not rebuild and (ready := _open_if_current(path, preparation, source)):
+    source = _find_source(preparation, path)
+    if ready := _open_if_current(path, preparation, source):
         return ready
     if source is None:
-        raise preparation.missing()
+        source = preparation.obtain()
     with _lock(path):
         # Another process may have finished the same work while this one waited for the lock.
-        if not rebuild and (ready := _open_if_current(path, preparation, source)):
+        if ready := _open_if_current(path, preparation, source):
             return ready
-        _build(path, preparation, source)
-    return PreparedSet(path, _read_manifest(path) or {})
+        return PreparedSet(path, _build(path, preparation, source))
 
 
-def recorded_directory(stem: str) -> Path | None:
-    """Return the directory that a prepared set was made from, if there is such a set."""
-    manifest = _read_manifest(cache_directory() / f"{stem}.json")
-    return Path(manifest["source"]["directory"]) if manifest else None
+def _find_source(preparation: Preparation, path: Path) -> Source | None:
+    if preparation.directory is not None:
+        return preparation.find_in(Path(preparation.directory).expanduser()) or preparation.obtain()
+    found = preparation.find_in(data_directory())
+    if found is None and (manifest := _read_manifest(path)):
+        # Prepared from elsewhere: changes there still count. If it is gone, the prepared set speaks for itself.
+        found = preparation.find_in(Path(manifest["source"]["directory"]))
+    return found
 
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:
@@ -166,7 +176,7 @@ def _open_if_current(path: Path, preparation: Preparation, source: Source | None
         return None
 
 
-def _build(path: Path, preparation: Preparation, source: Source) -> None:
+def _build(path: Path, preparation: Preparation, source: Source) -> dict[str, Any]:
     contents = preparation.read(source)
     total = sum(contents.class_sizes.values())
     size = total * int(np.prod(preparation.image_shape))
@@ -196,8 +206,7 @@ def _build(path: Path, preparation: Preparation, source: Source) -> None:
         }
         previous = _read_manifest(path)
         with _writing(path):
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, pixels)
+            move_into_place(temporary, pixels)
             write_atomically(path, json.dumps(manifest, indent=1))
     finally:
         temporary.unlink(missing_ok=True)
@@ -205,6 +214,7 @@ def _build(path: Path, preparation: Preparation, source: Source) -> None:
         # On POSIX, runs that have the old file mapped keep it. Elsewhere it stays in use, and so stays.
         with contextlib.suppress(OSError):
             path.with_name(previous["pixels"]["file"]).unlink()
+    return manifest
 
 
 def _write_pixels(
@@ -229,20 +239,6 @@ def _write_pixels(
     if count != total:
         raise DataError(f"{preparation.stem}: {count} images were read where {total} were announced; prepare again")
     return digest.hexdigest()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -276,10 +272,3 @@ def _lock(path: Path) -> Iterator[None]:
             for leftover in path.parent.glob(f"{path.stem}-*.tmp"):
                 leftover.unlink(missing_ok=True)
         yield
-
-
-def _umask() -> int:
-    # mkstemp makes files private; the cache should be as readable as any file its user makes.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps
 
-from metadropout.data.cache import Contents, Preparation, PreparedSet, SplitLists, open_prepared, recorded_directory
+from metadropout.data.cache import Contents, Preparation, PreparedSet, SplitLists, open_prepared
 from metadropout.data.decode import UnreadableImageError, decode_all, to_array
 from metadropout.data.images import ImageSet, ImageShape, Splits, UInt8Array
 from metadropout.data.locations import data_directory
@@ -76,15 +76,15 @@ def omniglot(
 
 def preparation(image_size: int, directory: str | None) -> Preparation:
     """How Omniglot's characters, upright, are prepared."""
-    stem = f"omniglot-{image_size}"
     shape = ImageShape(1, image_size, image_size)
     return Preparation(
-        stem=stem,
+        stem=f"omniglot-{image_size}",
         image_shape=shape,
         settings={"image_size": image_size, "resampling": "lanczos", "ink": 255},
-        find_source=partial(_find_source, directory, stem),
+        directory=directory,
+        find_in=_find_in,
         read=partial(_read, shape=shape),
-        missing=partial(_missing, directory),
+        obtain=partial(_obtain, directory),
     )
 
 
@@ -119,17 +119,7 @@ def _rotated(characters: ImageSet) -> ImageSet:
     return RotatedClasses(characters)
 
 
-def _find_source(directory: str | None, stem: str) -> Source | None:
-    if directory is not None:
-        return _source_in(Path(directory).expanduser())
-    found = _source_in(data_directory())
-    if found is None and (recorded := recorded_directory(stem)):
-        # Prepared from elsewhere: changes there still count. If it is gone, the prepared set speaks for itself.
-        found = _source_in(recorded)
-    return found
-
-
-def _source_in(directory: Path) -> Source | None:
+def _find_in(directory: Path) -> Source | None:
     inputs = []
     for part in PARTS:
         candidates = [
@@ -144,9 +134,9 @@ def _source_in(directory: Path) -> Source | None:
     return Source(directory, tuple(inputs))
 
 
-def _missing(directory: str | None) -> DataError:
+def _obtain(directory: str | None) -> Source:
     where = Path(directory).expanduser() if directory is not None else data_directory() / "omniglot"
-    return DataError(
+    raise DataError(
         f"Omniglot is not in {where}: put images_background.zip and images_evaluation.zip there, as they are or "
         "unpacked, or name the folder that has them (--data.directory, or METADROPOUT_DATA for all data sets)"
     )

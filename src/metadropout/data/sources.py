@@ -60,11 +60,18 @@ def _stamp(path: Path) -> str:
         status = path.stat()
         return f"{status.st_size}-{status.st_mtime_ns}"
     digest, count = hashlib.sha256(), 0
-    for folder, folders, files in os.walk(path):
-        folders.sort()
-        count += len(files)
-        entries = [folder] if count > MAX_FILES_STAMPED else [folder, *(os.path.join(folder, f) for f in sorted(files))]
-        for entry in entries:
-            status = os.stat(entry)
-            digest.update(f"{os.path.relpath(entry, path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    pending = [""]
+    while pending:
+        relative = pending.pop()
+        with os.scandir(path / relative) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        count += len(found)
+        for entry in found:
+            name = f"{relative}/{entry.name}" if relative else entry.name
+            if entry.is_dir():
+                pending.append(name)
+            elif count > MAX_FILES_STAMPED:
+                continue
+            status = entry.stat()
+            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -1,0 +1,32 @@
+"""Writing files so that they are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file by renaming a finished one into place; readers see the old or the new one, never a part.
+
+    Raises:
+        OSError: if it cannot be written; nothing is left behind then.
+    """
+    handle, name = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        move_into_place(Path(name), path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Give a finished temporary file its name, readable like any file that its user makes."""
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files private
+    os.replace(temporary, path)
