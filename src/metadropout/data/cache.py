@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from metadropout.data.class_lists import SplitLists
 from metadropout.data.files import move_into_place, write_atomically
 from metadropout.data.images import ClassSubset, ImageSet, ImageShape, IntArray, Splits, UInt8Array
 from metadropout.data.locations import cache_directory, data_directory
@@ -31,9 +32,6 @@ from metadropout.errors import DataError
 
 # Raise it when the same source would give other bytes or another manifest: every cache is then rebuilt.
 VERSION = 1
-
-SplitLists = Mapping[str, Sequence[str]]
-"""The names of the classes of "train", "validation" and "test"."""
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps
 
-from metadropout.data.cache import Contents, Preparation, PreparedSet, SplitLists, open_prepared
+from metadropout.data.cache import Contents, Preparation, PreparedSet, open_prepared
+from metadropout.data.class_lists import SplitLists
 from metadropout.data.decode import UnreadableImageError, decode_all, to_array
 from metadropout.data.images import ImageSet, ImageShape, Splits, UInt8Array
 from metadropout.data.locations import data_directory

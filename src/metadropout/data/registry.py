@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from metadropout.data.cifar import cifar_fs, fc100
+from metadropout.data.folder import folder
+from metadropout.data.glyphs import glyphs
 from metadropout.data.images import Splits
+from metadropout.data.miniimagenet import miniimagenet
 from metadropout.data.omniglot import omniglot
 from metadropout.errors import DataError
 
 DATASETS: dict[str, Callable[..., Splits]] = {
+    "cifar_fs": cifar_fs,
+    "fc100": fc100,
+    "folder": folder,
+    "glyphs": glyphs,
+    "miniimagenet": miniimagenet,
     "omniglot": omniglot,
 }
 """Name → function; its keyword-only parameters are the options, its docstring their help."""

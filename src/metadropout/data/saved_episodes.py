@@ -98,8 +98,8 @@ def load_episodes(path: Path | str, images: ImageSet) -> SavedEpisodes:
         raise DataError(f"{path}: the episode list has been changed since it was saved; save it again")
     if body["images"] != images.checksum():
         raise DataError(
-            f"{path}: the episode list was drawn from other images than these (another data set, split or preparation); "
-            "open the data set with the options it was saved with, or save a new list"
+            f"{path}: the episode list was drawn from other images than these (another data set, split or "
+            "preparation); open the data set with the options it was saved with, or save a new list"
         )
     # The list is whole and was drawn from these very images, so its numbers need no further check.
     indices = [

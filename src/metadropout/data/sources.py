@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from metadropout.data.trees import walk
 
 # Looking at every file of a folder costs about 5 µs each. Beyond this many, opening a prepared set would take long,
 # and only the folders are looked at, which show files added, removed and renamed.
@@ -59,19 +60,9 @@ def _stamp(path: Path) -> str:
     if path.is_file():
         status = path.stat()
         return f"{status.st_size}-{status.st_mtime_ns}"
-    digest, count = hashlib.sha256(), 0
-    pending = [""]
-    while pending:
-        relative = pending.pop()
-        with os.scandir(path / relative) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        count += len(found)
-        for entry in found:
-            name = f"{relative}/{entry.name}" if relative else entry.name
-            if entry.is_dir():
-                pending.append(name)
-            elif count > MAX_FILES_STAMPED:
-                continue
+    digest = hashlib.sha256()
+    for count, (name, entry) in enumerate(walk(path)):
+        if count < MAX_FILES_STAMPED or entry.is_dir():
             status = entry.stat()
             digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

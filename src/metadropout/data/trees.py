@@ -6,7 +6,8 @@ import os
 import stat
 import zipfile
 from abc import ABC, abstractmethod
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from pathlib import Path
 
 from metadropout.errors import DataError
 
@@ -27,22 +28,16 @@ class FileTree(ABC):
     def read(self, name: str) -> bytes:
         """Return the content of one file."""
 
-    def within(self, folder: str) -> list[str]:
-        """The names below a folder."""
-        return [name for name in self.names if name.startswith(f"{folder}/")]
-
 
 class FolderTree(FileTree):
-    """The files of a folder and its subfolders; links are followed only where they stay files of this folder."""
+    """The files of a folder and its subfolders."""
 
     def __init__(self, location: Path) -> None:
         self.location = location
-        names = []
-        for folder, folders, files in os.walk(location):
-            folders[:] = sorted(name for name in folders if not _is_litter(name))
-            relative = PurePosixPath(Path(folder).relative_to(location).as_posix())
-            names += [str(relative / name) for name in files if not _is_litter(name)]
-        self.names = sorted(names)
+        try:
+            self.names = sorted(name for name, entry in walk(location) if not entry.is_dir())
+        except OSError as error:
+            raise DataError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from error
 
     def read(self, name: str) -> bytes:
         """Return the content of one file."""
@@ -110,6 +105,28 @@ class ZipTree(FileTree):
 def open_tree(location: Path) -> FileTree:
     """Return the files of a folder or of a zip archive."""
     return FolderTree(location) if location.is_dir() else ZipTree(location)
+
+
+def walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Give everything below a folder with its relative name, without hidden files; links to folders are followed.
+
+    People collect classes by linking to them. A folder that was entered before is not entered again, so a link that
+    leads upwards does no harm.
+    """
+    entered = {os.stat(root).st_ino}
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        with os.scandir(root / folder) as entries:
+            found = sorted((entry for entry in entries if not _is_litter(entry.name)), key=lambda entry: entry.name)
+        for entry in found:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_dir():
+                if (inode := entry.stat().st_ino) in entered:
+                    continue
+                entered.add(inode)
+                pending.append(name)
+            yield name, entry
 
 
 def is_unsafe_name(name: str) -> bool:

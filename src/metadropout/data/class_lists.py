@@ -1,0 +1,73 @@
+"""Which classes belong to which split: shipped lists, explicit lists, and shares of all classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+
+import numpy as np
+
+from metadropout.errors import DataError
+
+SplitLists = Mapping[str, Sequence[str]]
+"""The names of the classes of "train", "validation" and "test"; "validation" may be empty or absent."""
+
+
+def published(name: str) -> SplitLists:
+    """Return a class list that is part of the package.
+
+    Args:
+        name: "cifar_fs" or "fc100".
+    """
+    text = resources.files("metadropout.data").joinpath("splits", f"{name}.json").read_text(encoding="utf-8")
+    lists = json.loads(text)
+    return {"train": lists["train"], "validation": lists["val"], "test": lists["test"]}
+
+
+def by_share(classes: Sequence[str], validation: float, test: float, seed: int) -> SplitLists:
+    """Shuffle the classes with a seed and give each split its share of them.
+
+    Args:
+        classes: all names, in an order that does not depend on the machine.
+        validation: share of the validation classes, from 0 to 1.
+        test: share of the test classes.
+        seed: of the shuffle.
+    """
+    if not (0 <= validation < 1 and 0 < test < 1 and validation + test < 1):
+        raise DataError(
+            f"validation_share {validation} and test_share {test} leave no classes for some split; "
+            "they have to be positive and below 1 together"
+        )
+    # RandomState, because its stream is frozen: the split is the same with every version of NumPy.
+    shuffled = [classes[i] for i in np.random.RandomState(seed).permutation(len(classes))]
+    n_test, n_validation = max(1, round(len(classes) * test)), round(len(classes) * validation)
+    n_train = len(classes) - n_test - n_validation
+    if n_train < 1:
+        raise DataError(f"{len(classes)} classes are too few to split into training, validation and test classes")
+    return {
+        "train": shuffled[:n_train],
+        "validation": shuffled[n_train : n_train + n_validation],
+        "test": shuffled[n_train + n_validation :],
+    }
+
+
+def check_lists(lists: SplitLists, known: Sequence[str], where: str) -> None:
+    """Refuse lists that name a class twice, or one that is not there.
+
+    Raises:
+        DataError: naming the classes.
+    """
+    names = [name for part in lists.values() for name in part]
+    if missing := sorted(set(names) - set(known)):
+        raise DataError(f"{where}: there is no class {_some(missing)}; correct the list of classes")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(
+            f"{where}: {_some(twice)} would be in more than one split; test classes must not be seen in training, "
+            "so list each class once"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
