@@ -84,6 +84,10 @@ class Learner(nn.Module, ABC):
             accuracy(outcome.logits.detach(), episode.query_y),
         )
 
+    def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
+        """Say why a task gave a loss or gradient that is not a finite number."""
+        return "the loss or its gradient is not a finite number"
+
 
 def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the fraction of images whose largest logit is their label's."""

@@ -110,6 +110,35 @@ class GradientLearner(Learner):
         weights = self._inner_steps(weights, x, y, noise, mc_samples or TEST_SAMPLES, differentiable=False)
         return self._classifier(weights, x)
 
+    def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
+        """Take the inner steps again, one by one, until something is not finite."""
+        noise = self._noise_from(generator)
+        weights = {name: p.detach() for name, p in self.named_parameters()}
+        for name, weight in weights.items():
+            if not weight.isfinite().all():
+                return f"'{name}' is not finite at the start of the task: lower training.meta_lr"
+        x, y = episode.support_x, episode.support_y
+        if not (x.isfinite().all() and episode.query_x.isfinite().all()):
+            return "an image has values that are not finite: check the data set"
+        for step in range(self.steps):
+            weights |= {name: weights[name].requires_grad_() for name in self.adapted_names}
+            gradients = self._support_gradient(weights, x, y, step, noise, 1, differentiable=False)
+            weights |= {n: self.update(n, weights[n], g).detach() for n, g in gradients.items()}
+            for name in self.adapted_names:
+                if not weights[name].isfinite().all():
+                    return (
+                        f"the inner loop diverged: '{name}' is not finite after inner step {step + 1} of {self.steps}; "
+                        "lower learner.inner_lr"
+                    )
+        with torch.no_grad():
+            loss = cross_entropy(self._classifier(weights, x)(episode.query_x), episode.query_y)
+        if not loss.isfinite():
+            return f"the query loss is {loss.item()} although all inner steps are finite; lower learner.inner_lr"
+        return (
+            f"the query loss is {loss.item():.4g}, but its gradient through the inner steps is not finite; "
+            "lower learner.inner_lr"
+        )
+
     def _inner_steps(
         self, weights: Weights, x: Tensor, y: Tensor, noise: NoiseSource | None, mc_samples: int, differentiable: bool
     ) -> Weights:

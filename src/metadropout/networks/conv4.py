@@ -7,6 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from metadropout.networks.initial import initialise
+from metadropout.networks.memory_format import channels_last
 from metadropout.networks.normalisation import OffsetNorm
 
 
@@ -30,7 +31,7 @@ class Conv4(nn.Module):
         initialise(self.head)
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.blocks(x)  # (n, channels, side, side)
+        features = self.blocks(channels_last(x))  # (n, channels, side, side)
         return self.head(features.flatten(1))  # type: ignore[no-any-return]
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.networks.initial import initialise
+from metadropout.networks.memory_format import channels_last
 from metadropout.networks.normalisation import OffsetNorm
 
 
@@ -41,7 +42,7 @@ class ResNet12(nn.Module):
         return [name for name, layer in self.named_modules() if isinstance(layer, nn.Conv2d) and "shortcut" not in name]
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.blocks(x)  # (n, channels, side, side)
+        features = self.blocks(channels_last(x))  # (n, channels, side, side)
         return self.head(features.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,46 @@
+"""The command line: `metadropout train`, `evaluate`, `recipes` and the rest, one file each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import metadropout
+from metadropout.cli import data, demo, evaluate, options, recipes, train
+from metadropout.errors import MetadropoutError
+
+DESCRIPTION = """\
+Few-shot learning that learns how to perturb: MAML and Meta-SGD with Meta-dropout.
+
+A run is a learner x a perturbation x a network x a data set, described by a recipe:
+
+  metadropout recipes                                      what there is to run
+  metadropout train glyphs-5way-1shot-metadropout --out runs/first
+  metadropout evaluate runs/first                          accuracy on unseen classes
+  metadropout train --resume runs/first                    go on after a stop or a crash
+  metadropout options learner                              everything that --learner.X can set
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status: 0 done, 1 a mistake to mend, 130 or 143 stopped by a signal."""
+    parser = argparse.ArgumentParser(
+        prog="metadropout", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"metadropout {metadropout.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (train, evaluate, recipes, options, data, demo):
+        command.register(commands)
+    namespace, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(namespace, "takes_overrides", False):
+        parser.error(f"unrecognised arguments: {' '.join(rest)}")
+    namespace.rest = rest
+    try:
+        return int(namespace.run(namespace))
+    except MetadropoutError as error:
+        print(f"metadropout: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("metadropout: stopped at once; the last checkpoint is kept", file=sys.stderr)
+        return 130

@@ -1,0 +1,72 @@
+"""Live progress: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+SECONDS_BETWEEN_LINES = 30.0
+
+
+class TrainingDisplay:
+    """Shows iteration, loss, accuracy, tasks per second and time left.
+
+    Args:
+        name: what is being trained.
+        iterations: outer steps in all.
+        tasks_per_iteration: the meta-batch.
+    """
+
+    def __init__(self, name: str, iterations: int, tasks_per_iteration: int) -> None:
+        self._iterations, self._tasks = iterations, tasks_per_iteration
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._bar = self._progress.add_task(name, total=iterations, status="")
+        # Times and results of recent iterations: speed and averages that follow the present.
+        self._recent: deque[tuple[float, float, float]] = deque([(time.monotonic(), 0.0, 0.0)], maxlen=51)
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def on_iteration(self, iteration: int, loss: float, accuracy: float) -> None:
+        """Show one more outer step."""
+        self._recent.append((time.monotonic(), loss, accuracy))
+        self._progress.update(self._bar, completed=iteration, status=(status := self._status(iteration)))
+        due = time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES or iteration == self._iterations
+        if due and not self._console.is_terminal:
+            self._console.print(f"iteration {iteration}/{self._iterations}  {status}", highlight=False)
+            self._last_line = time.monotonic()
+
+    def on_message(self, text: str) -> None:
+        """Show a line above the bar."""
+        self._console.print(text, highlight=False)
+
+    def _status(self, iteration: int) -> str:
+        steps = list(self._recent)
+        n = len(steps) - 1
+        per_iteration = (steps[-1][0] - steps[0][0]) / n
+        left = time.strftime("%H:%M:%S", time.gmtime(per_iteration * (self._iterations - iteration)))
+        days = int(per_iteration * (self._iterations - iteration) // 86400)
+        loss = sum(s[1] for s in steps[-n:]) / n
+        accuracy = sum(s[2] for s in steps[-n:]) / n
+        return (
+            f"loss {loss:.3f}  accuracy {100 * accuracy:.1f} %  {self._tasks / per_iteration:.1f} tasks/s  "
+            f"left {f'{days} d ' if days else ''}{left}"
+        )

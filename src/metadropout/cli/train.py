@@ -1,0 +1,85 @@
+"""`metadropout train`: meta-train a recipe, or go on with a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from metadropout.cli.overrides import parse_overrides
+from metadropout.cli.progress import TrainingDisplay
+from metadropout.config import Config, load_config, parse_config
+from metadropout.errors import ConfigError
+from metadropout.memory import keep_freed_memory
+from metadropout.plots import plot_curves
+from metadropout.recipes import find_recipe
+from metadropout.runs import Run, create_run, open_run, write_config
+from metadropout.training import Result, train
+
+MAY_CHANGE = ("training.iterations", "training.checkpoint_", "training.log_every", "machine.")
+"""Options that may be given anew on resuming: the others would make it another run."""
+
+EPILOG = """\
+Every option of the recipe can be changed: --SECTION.OPTION VALUE, for example
+  metadropout train omniglot-20way-1shot-metadropout --out runs/a --training.meta_batch 4 --seed 1
+'metadropout options' lists them all. Ctrl-C saves and stops; --resume goes on, to the same weights bit for bit.
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "train",
+        help="meta-train a recipe, or resume a run",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", nargs="?", help="name of a recipe ('metadropout recipes' lists them) or a YAML file")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="folder for the new run")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="folder of a run to go on with")
+    parser.set_defaults(run=run_command, takes_overrides=True)
+
+
+def run_command(namespace: argparse.Namespace) -> int:
+    """Train, and return the exit status."""
+    overrides = parse_overrides(namespace.rest)
+    if namespace.resume is not None:
+        if namespace.recipe or namespace.out:
+            raise ConfigError("--resume takes the recipe and the folder from the run: give neither RECIPE nor --out")
+        run = reopen(namespace.resume, overrides)
+    else:
+        if not namespace.recipe or namespace.out is None:
+            raise ConfigError("give a RECIPE and --out RUN for a new run, or --resume RUN for an old one")
+        run = create_run(namespace.out, load_config(find_recipe(namespace.recipe), overrides))
+    result = train_and_show(run)
+    return 0 if result.stopped_by is None else 128 + result.stopped_by
+
+
+def reopen(folder: Path, overrides: Mapping[str, Any]) -> Run:
+    """Open a run to go on with, with options that may change given anew."""
+    for name in overrides:
+        if not name.startswith(MAY_CHANGE):
+            raise ConfigError(f"{name} cannot change on resuming: it would be another run; start one with --out")
+    run = open_run(folder)
+    if overrides:
+        run = replace(run, config=parse_config(run.config.to_dict(), overrides))
+        write_config(folder, run.config)
+    return run
+
+
+def train_and_show(run: Run) -> Result:
+    """Train a run to its end with a live display, and plot its learning curves."""
+    keep_freed_memory()
+    config: Config = run.config
+    with TrainingDisplay(run.folder.name, config.training.iterations, config.training.meta_batch) as display:
+        result = train(run, display)
+    plotted = plot_curves(run)
+    if result.stopped_by is not None:
+        print(f"stopped by {result.stopped_by.name} after iteration {result.iteration}, state saved")
+        print(f"go on with: metadropout train --resume {run.folder}")
+    else:
+        print(f"trained to iteration {result.iteration}; see {plotted or run.metrics}")
+        print(f"accuracy on unseen classes: metadropout evaluate {run.folder}")
+    return result

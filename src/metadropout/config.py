@@ -1,0 +1,249 @@
+"""A run's configuration: one section per axis, each checked against the part that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from torch import nn
+
+from metadropout.data import DATASETS, ImageShape
+from metadropout.errors import ConfigError
+from metadropout.learners import LEARNERS, Learner
+from metadropout.networks import NETWORKS
+from metadropout.noise import mix_seed
+from metadropout.options import check_options
+from metadropout.perturbations import PERTURBATIONS
+
+AXES: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "data": DATASETS,
+    "network": NETWORKS,
+    "perturbation": PERTURBATIONS,
+    "learner": LEARNERS,
+}
+"""The sections that name a part, and the parts they can name."""
+
+DEFAULT_PARTS = {"data": "glyphs", "network": "conv4", "perturbation": "metadropout", "learner": "maml"}
+
+FROM_DATA = {"network": ("in_channels", "image_size")}
+"""Options that follow from the data set, so that nobody has to repeat them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOptions:
+    """The shape of a task.
+
+    Args:
+        way: classes in a task.
+        shot: support images per class.
+        query: query images per class.
+    """
+
+    way: int = 5
+    shot: int = 1
+    query: int = 15
+
+    def __post_init__(self) -> None:
+        _require(self.way >= 2, "episode.way", self.way, "at least 2")
+        _require(self.shot >= 1, "episode.shot", self.shot, "at least 1")
+        _require(self.query >= 1, "episode.query", self.query, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Meta-training: the outer loop.
+
+    Args:
+        iterations: outer steps in all.
+        meta_batch: tasks per outer step.
+        meta_lr: Adam's learning rate.
+        clip: the averaged gradient is clipped to [-clip, clip], element by element.
+        checkpoint_every: outer steps between checkpoints.
+        checkpoint_minutes: a checkpoint is also written after this many minutes.
+        log_every: outer steps between lines in metrics.jsonl.
+        validate_every: outer steps between validations; needs a data set with validation classes.
+        validation_episodes: tasks in a validation, the same ones each time.
+        validation_samples: noise samples per inner step in a validation.
+    """
+
+    iterations: int = 40_000
+    meta_batch: int = 4
+    meta_lr: float = 1e-3
+    clip: float = 3.0
+    checkpoint_every: int = 500
+    checkpoint_minutes: float = 5.0
+    log_every: int = 10
+    validate_every: int = 1000
+    validation_episodes: int = 100
+    validation_samples: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "meta_batch", "checkpoint_every", "log_every", "validate_every"):
+            _require(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "at least 1")
+        for name in ("validation_episodes", "validation_samples"):
+            _require(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "at least 1")
+        for name in ("meta_lr", "clip", "checkpoint_minutes"):
+            _require(getattr(self, name) > 0, f"training.{name}", getattr(self, name), "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """Where a run computes; of no influence on what it computes, rounding aside.
+
+    Args:
+        device: "auto" takes a GPU where there is one.
+        threads: CPU threads; 0 leaves it to PyTorch.
+    """
+
+    device: str = "auto"
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.threads >= 0, "machine.threads", self.threads, "0 or more")
+        try:
+            torch.device("cpu" if self.device == "auto" else self.device)
+        except RuntimeError:
+            raise ConfigError(f"machine.device is '{self.device}'; use auto, cpu, cuda or cuda:N") from None
+
+
+PLAIN_SECTIONS: dict[str, type] = {
+    "episode": EpisodeOptions,
+    "training": TrainingOptions,
+    "machine": MachineOptions,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that defines a run, checked and with all defaults filled in."""
+
+    description: str
+    seed: int
+    data: dict[str, Any]
+    episode: EpisodeOptions
+    network: dict[str, Any]
+    perturbation: dict[str, Any]
+    learner: dict[str, Any]
+    training: TrainingOptions
+    machine: MachineOptions
+    paper: dict[str, Any] = field(default_factory=dict)
+    """What the paper reports for this very row, for the record: {"accuracy": 96.63, "interval": 0.13}."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as plain dictionaries, as it stands in `config.yaml`."""
+        plain = {name: dict(vars(getattr(self, name))) for name in PLAIN_SECTIONS}
+        return {name: plain.get(name, getattr(self, name)) for name in Config.__dataclass_fields__}
+
+
+def parse_config(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
+    """Check a recipe and fill in the defaults.
+
+    Args:
+        raw: a recipe's contents.
+        overrides: values by dotted name, such as {"learner.inner_lr": 0.4}, that take precedence.
+    """
+    if not isinstance(raw, Mapping):
+        raise ConfigError("a recipe is a YAML file of sections such as 'learner:'; this one is not")
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
+    for dotted, value in (overrides or {}).items():
+        _override(merged, dotted, value)
+    if unknown := sorted(set(merged) - set(Config.__dataclass_fields__)):
+        raise ConfigError(f"'{unknown[0]}' is not a section; the sections are: {', '.join(Config.__dataclass_fields__)}")
+    for name in (*AXES, *PLAIN_SECTIONS, "paper"):
+        if not isinstance(merged.setdefault(name, {}), Mapping):
+            raise ConfigError(f"{name} must be a section of options, not {merged[name]!r}")
+    sections: dict[str, Any] = {name: _axis_section(name, merged[name]) for name in AXES}
+    for name, part in PLAIN_SECTIONS.items():
+        sections[name] = part(**check_options(part, merged[name], name))
+    return Config(
+        description=str(merged.get("description", "")),
+        seed=_seed(merged.get("seed", 0)),
+        paper=dict(merged["paper"]),
+        **sections,
+    )
+
+
+def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Read and check a recipe or a run's `config.yaml`."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+    try:
+        return parse_config(raw, overrides)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def build_learner(config: Config, image_shape: ImageShape) -> Learner:
+    """Build the learner that a configuration describes, with initial values from its seed."""
+    if image_shape.height != image_shape.width:
+        raise ConfigError(f"images must be square, not {image_shape.height}x{image_shape.width}; set data.image_size")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(mix_seed(config.seed))
+        try:
+            network: nn.Module = _build("network", config.network)(
+                config.episode.way,
+                in_channels=image_shape.channels,
+                image_size=image_shape.height,
+                **_options(config.network),
+            )
+            perturbation = _build("perturbation", config.perturbation)(network, **_options(config.perturbation))
+            learner: Learner = _build("learner", config.learner)(network, perturbation, **_options(config.learner))
+        except ValueError as error:  # a combination that the parts themselves refuse, with their reason
+            raise ConfigError(str(error)) from None
+    return learner
+
+
+def resolve_device(machine: MachineOptions) -> torch.device:
+    """Return the device to compute on."""
+    if machine.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(machine.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("machine.device is 'cuda', but PyTorch finds no GPU here; use --machine.device auto")
+    return device
+
+
+def _build(axis: str, section: Mapping[str, Any]) -> Callable[..., Any]:
+    return AXES[axis][section["name"]]
+
+
+def _options(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key != "name"}
+
+
+def _axis_section(axis: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    name = given.get("name", DEFAULT_PARTS[axis])
+    if name not in AXES[axis]:
+        raise ConfigError(f"{axis}.name is '{name}'; known are: {', '.join(AXES[axis])}")
+    checked = check_options(AXES[axis][name], _options(given), axis, skip=FROM_DATA.get(axis, ()))
+    return {"name": name, **checked}
+
+
+def _override(merged: dict[str, Any], dotted: str, value: Any) -> None:
+    section, _, option = dotted.partition(".")
+    if not option:
+        merged[section] = value
+    elif isinstance(merged.setdefault(section, {}), dict):
+        merged[section][option] = value
+
+
+def _seed(value: Any) -> int:
+    try:
+        seed = int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"seed is {value!r}, not a whole number") from None
+    _require(seed >= 0, "seed", seed, "0 or more")
+    return seed
+
+
+def _require(fine: bool, name: str, value: object, need: Literal["at least 1", "at least 2", "above 0", "0 or more"]) -> None:
+    if not fine:
+        raise ConfigError(f"{name} is {value}; it must be {need}")

@@ -1,0 +1,98 @@
+"""Metrics of a run, as JSON lines and as TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from metadropout.errors import TrainingError
+from metadropout.files import write_atomically
+
+
+class MetricsLog:
+    """Averages training metrics between flushes and writes them, validations at once.
+
+    What a killed run wrote after its last checkpoint is dropped on resuming, because those iterations are done again.
+
+    Args:
+        folder: the run's folder.
+        from_iteration: outer steps done so far; later lines are dropped.
+    """
+
+    def __init__(self, folder: Path, from_iteration: int) -> None:
+        self.path = folder / "metrics.jsonl"
+        kept = [line for line in read_metrics(self.path) if line["iteration"] <= from_iteration]
+        write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._file = self.path.open("a", encoding="utf-8")
+        self._events = _event_writer(folder / "events", from_iteration + 1)
+        self._pending: list[tuple[int, float, float, int, float]] = []
+        self._seconds_before = max((line["seconds"] for line in kept if "seconds" in line), default=0.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+    def add_training(self, iteration: int, loss: float, accuracy: float, tasks: int, seconds: float) -> None:
+        """Take note of one outer step."""
+        self._pending.append((iteration, loss, accuracy, tasks, seconds))
+
+    def flush(self) -> None:
+        """Write the mean of what was noted since the last flush."""
+        if not self._pending:
+            return
+        iterations, losses, accuracies, tasks, seconds = zip(*self._pending, strict=True)
+        n, elapsed = len(iterations), seconds[-1] - self._seconds_before
+        self._write(
+            {
+                "kind": "training",
+                "iteration": iterations[-1],
+                "loss": sum(losses) / n,
+                "accuracy": sum(accuracies) / n,
+                "tasks_per_second": round(sum(tasks) / elapsed, 3) if elapsed > 0 else None,
+                "seconds": round(seconds[-1], 3),
+            }
+        )
+        self._seconds_before = seconds[-1]
+        self._pending.clear()
+
+    def add_validation(self, iteration: int, accuracy: float, interval: float) -> None:
+        """Write the result of a validation."""
+        self._write({"kind": "validation", "iteration": iteration, "accuracy": accuracy, "interval": interval})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise TrainingError(
+                f"{self.path}: cannot be written: {error.strerror}; the last checkpoint is kept. Make room, then resume"
+            ) from None
+        if self._events is not None:
+            for name, value in line.items():
+                if name not in ("kind", "iteration") and value is not None:
+                    self._events.add_scalar(f"{line['kind']}/{name}", value, line["iteration"])
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read a run's metrics; a last line that a crash cut short is left out."""
+    lines: list[dict[str, Any]] = []
+    if path.exists():
+        for text in path.read_text(encoding="utf-8").splitlines():
+            with suppress(json.JSONDecodeError):
+                lines.append(json.loads(text))
+    return lines
+
+
+def _event_writer(folder: Path, first_iteration: int) -> Any:
+    """Open TensorBoard's event file, or return None where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (optional)
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=first_iteration)  # type: ignore[no-untyped-call]

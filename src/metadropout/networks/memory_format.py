@@ -1,0 +1,15 @@
+"""Channels-last images, on which convolutions run faster."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Return images (n, channels, height, width) laid out with the channels of a pixel side by side.
+
+    Unlike `Tensor.to(memory_format=...)` this also sets the strides of one-channel images, from which convolutions
+    take the layout of all that follows.
+    """
+    return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)

@@ -1,0 +1,143 @@
+"""A run's folder: what is in it, and how to make and open one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from metadropout.checkpoints import latest_checkpoint
+from metadropout.config import Config, load_config
+from metadropout.errors import CheckpointError, ConfigError, MetadropoutError
+from metadropout.files import write_atomically
+
+CONTENTS = """\
+# {title}
+
+{description}
+
+| file | what it is |
+|---|---|
+| `config.yaml` | every option of this run, defaults included |
+| `environment.json` | versions, machine and command |
+| `metrics.jsonl` | loss, accuracy and speed over time, one JSON object per line |
+| `events/` | the same for TensorBoard: `tensorboard --logdir .` |
+| `curves.png` | the learning curves |
+| `checkpoints/` | the latest states, and the best one by validation where there are validation classes |
+| `evaluation-*.json` | accuracies on unseen classes, episode by episode |
+
+    metadropout train --resume {folder}      # go on where it stopped
+    metadropout evaluate {folder}            # accuracy on unseen classes
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder and its configuration."""
+
+    folder: Path
+    config: Config
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the states are kept."""
+        return self.folder / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """Loss, accuracy and speed over time, as JSON lines."""
+        return self.folder / "metrics.jsonl"
+
+    def latest(self) -> Path:
+        """Return the newest checkpoint."""
+        path = latest_checkpoint(self.checkpoints)
+        if path is None:
+            raise CheckpointError(f"{self.checkpoints}: there is no checkpoint yet; train the run first")
+        return path
+
+    def state(self, which: str) -> Path:
+        """Return the checkpoint that is called "last" or "best"."""
+        if which == "last":
+            return self.latest()
+        best = self.checkpoints / "best.safetensors"
+        if not best.exists():
+            raise CheckpointError(
+                f"{best}: this run has kept no best state (it had no validation classes, or no validation yet); "
+                "use --state last"
+            )
+        return best
+
+
+def create_run(folder: Path, config: Config) -> Run:
+    """Make a run's folder, with its configuration and environment in it."""
+    if (folder / "config.yaml").exists():
+        raise ConfigError(
+            f"{folder}: holds a run already; go on with 'metadropout train --resume {folder}' or choose another --out"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is there already and is not an empty folder; choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "environment.json", json.dumps(environment(), indent=1) + "\n")
+        text = CONTENTS.format(title=folder.name, description=config.description, folder=folder)
+        write_atomically(folder / "README.md", text)
+        write_config(folder, config)
+    except OSError as error:
+        raise ConfigError(f"{folder}: the run's folder cannot be written: {error.strerror}") from None
+    return Run(folder, config)
+
+
+def open_run(folder: Path) -> Run:
+    """Open a run's folder and check its configuration."""
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{folder}: is not a run's folder: it has no config.yaml")
+    return Run(folder, load_config(folder / "config.yaml"))
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write a run's `config.yaml`."""
+    write_atomically(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
+
+
+@contextmanager
+def locked(run: Run) -> Iterator[None]:
+    """Keep a second process from training the same run at the same time."""
+    with (run.folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MetadropoutError(f"{run.folder}: another process is training this run; stop it first") from None
+        yield
+
+
+def environment() -> dict[str, Any]:
+    """Describe versions, machine and command, for the record."""
+    packages = ("metadropout", "torch", "numpy", "Pillow", "safetensors", "pydantic", "matplotlib", "tensorboard")
+    return {
+        "command": " ".join(["metadropout", *sys.argv[1:]]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "versions": {name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
