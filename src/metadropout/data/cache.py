@@ -9,6 +9,7 @@ full disk, leaves nothing that a later run would take for finished.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import logging
@@ -26,6 +27,7 @@ from metadropout.data.class_lists import SplitLists
 from metadropout.data.files import move_into_place, write_atomically
 from metadropout.data.images import ClassSubset, ImageSet, ImageShape, IntArray, Splits, UInt8Array
 from metadropout.data.locations import cache_directory, data_directory
+from metadropout.data.locks import exclusive
 from metadropout.data.progress import progress_bar
 from metadropout.data.sources import Source, file_digest
 from metadropout.errors import DataError
@@ -252,21 +254,12 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Let one process at a time prepare a set; the lock ends with its process, however that ends.
-
-    It only saves work: without it (no fcntl, a file system without locks) renaming keeps the cache whole.
-    """
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path.with_suffix(".lock"), "a")  # noqa: SIM115 - held until the end of the block
-    with file:
-        locked = False
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl  # noqa: PLC0415 - not on every system
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-            locked = True
-        if locked:  # nobody else is writing: what lies about is from a process that was killed
-            for leftover in path.parent.glob(f"{path.stem}-*.tmp"):
-                leftover.unlink(missing_ok=True)
+    """Let one process at a time prepare a set. It only saves work: renaming keeps the cache whole without it."""
+    with contextlib.ExitStack() as stack:
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            locked = stack.enter_context(exclusive(path.with_suffix(".lock")))
+            if locked:  # nobody else is writing: what lies about is from a process that was killed
+                for leftover in path.parent.glob(f"{glob.escape(path.stem)}-*.tmp"):
+                    leftover.unlink(missing_ok=True)
         yield

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 from metadropout.data.cache import Contents, Preparation, PreparedSet, open_prepared
 from metadropout.data.class_lists import SplitLists
 from metadropout.data.decode import UnreadableImageError, decode_all, to_array
+from metadropout.data.download import download as fetch
 from metadropout.data.images import ImageSet, ImageShape, Splits, UInt8Array
 from metadropout.data.locations import data_directory
 from metadropout.data.rotations import RotatedClasses
@@ -30,13 +31,15 @@ SPLIT_SEED = 0
 _log = logging.getLogger(__name__)
 
 
-class Part:
+class Part(NamedTuple):
     """One of the two published archives."""
 
-    def __init__(self, name: str, characters: int, md5: str) -> None:
-        self.name, self.characters, self.md5 = name, characters, md5
+    name: str
+    characters: int
+    md5: str
 
 
+URL = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/{name}.zip"
 PARTS = (
     Part("images_background", 964, "68d2efa1b9178cc56df9314c21c6e718"),
     Part("images_evaluation", 659, "6b91aef0f799c5bb55b94e3f2daec811"),
@@ -50,6 +53,7 @@ def omniglot(
     validation_characters: int = 0,
     image_size: int = 28,
     directory: str | None = None,
+    download: bool = True,
 ) -> Splits:
     """Omniglot, each character rotated by 0, 90, 180 and 270 degrees into four classes of its own.
 
@@ -63,10 +67,11 @@ def omniglot(
         image_size: height and width of the images.
         directory: where `images_background` and `images_evaluation` are, as zip archives or folders; by default
             they are looked for in the data directory and its folder `omniglot`.
+        download: whether to fetch the archives into the data directory if they are not there.
     """
     if image_size < 1:
         raise DataError(f"image_size is {image_size}; it has to be at least 1")
-    prepared = open_prepared(preparation(image_size, directory))
+    prepared = open_prepared(preparation(image_size, directory, download))
     lists = prepared.manifest["splits"]["original"]
     if split == "random":
         lists = _shuffled(prepared.class_names, split_seed)
@@ -75,7 +80,7 @@ def omniglot(
     return _split(prepared, lists, validation_characters, split_seed)
 
 
-def preparation(image_size: int, directory: str | None) -> Preparation:
+def preparation(image_size: int, directory: str | None, download: bool) -> Preparation:
     """How Omniglot's characters, upright, are prepared."""
     shape = ImageShape(1, image_size, image_size)
     return Preparation(
@@ -85,7 +90,7 @@ def preparation(image_size: int, directory: str | None) -> Preparation:
         directory=directory,
         find_in=_find_in,
         read=partial(_read, shape=shape),
-        obtain=partial(_obtain, directory),
+        obtain=partial(_obtain, directory, download),
     )
 
 
@@ -121,21 +126,28 @@ def _rotated(characters: ImageSet) -> ImageSet:
 
 
 def _find_in(directory: Path) -> Source | None:
-    inputs = []
-    for part in PARTS:
-        candidates = [
-            directory / folder / name
-            for folder in ("omniglot", ".", "omniglot-py")  # the last is where torchvision puts it
-            for name in (f"{part.name}.zip", part.name)
-        ]
-        found = next((path for path in candidates if path.exists()), None)
-        if found is None:
-            return None
-        inputs.append(found)
-    return Source(directory, tuple(inputs))
+    folder = directory.parent if directory.is_file() else directory
+    inputs = [found for part in PARTS if (found := _find_part(folder, part))]
+    return Source(folder, tuple(inputs)) if len(inputs) == len(PARTS) else None
 
 
-def _obtain(directory: str | None) -> Source:
+def _find_part(directory: Path, part: Part) -> Path | None:
+    candidates = [
+        directory / folder / name
+        for folder in ("omniglot", ".", "omniglot-py")  # the last is where torchvision puts it
+        for name in (f"{part.name}.zip", part.name)
+    ]
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _obtain(directory: str | None, download: bool) -> Source:
+    if directory is None and download:
+        folder = data_directory() / "omniglot"
+        for part in PARTS:
+            if _find_part(data_directory(), part) is None:
+                fetch(URL.format(name=part.name), folder / f"{part.name}.zip", part.md5)
+        if source := _find_in(data_directory()):
+            return source
     where = Path(directory).expanduser() if directory is not None else data_directory() / "omniglot"
     raise DataError(
         f"Omniglot is not in {where}: put images_background.zip and images_evaluation.zip there, as they are or "
