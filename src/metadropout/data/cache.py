@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 
 from metadropout.data.class_lists import SplitLists
-from metadropout.data.files import move_into_place, write_atomically
 from metadropout.data.images import ClassSubset, ImageSet, ImageShape, IntArray, Splits, UInt8Array
 from metadropout.data.locations import cache_directory, data_directory
 from metadropout.data.locks import exclusive
 from metadropout.data.progress import progress_bar
 from metadropout.data.sources import Source, file_digest
 from metadropout.errors import DataError
+from metadropout.files import move_into_place, write_atomically
 
 # Raise it when the same source would give other bytes or another manifest: every cache is then rebuilt.
-VERSION = 1
+VERSION = 2
 
 _log = logging.getLogger(__name__)
 
@@ -148,13 +148,14 @@ def _find_source(preparation: Preparation, path: Path) -> Source | None:
     if preparation.directory is not None:
         return preparation.find_in(Path(preparation.directory).expanduser()) or preparation.obtain()
     found = preparation.find_in(data_directory())
-    if found is None and (manifest := _read_manifest(path)):
+    if found is None and (manifest := read_manifest(path)):
         # Prepared from elsewhere: changes there still count. If it is gone, the prepared set speaks for itself.
         found = preparation.find_in(Path(manifest["source"]["directory"]))
     return found
 
 
-def _read_manifest(path: Path) -> dict[str, Any] | None:
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Return a manifest; None if there is none, or none that this version can read."""
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -163,7 +164,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def _open_if_current(path: Path, preparation: Preparation, source: Source | None) -> PreparedSet | None:
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     if manifest is None or manifest.get("settings") != preparation.settings:
         return None
     try:
@@ -204,7 +205,7 @@ def _build(path: Path, preparation: Preparation, source: Source) -> dict[str, An
             "notes": contents.notes,
             "classes": contents.class_sizes,
         }
-        previous = _read_manifest(path)
+        previous = read_manifest(path)
         with _writing(path):
             move_into_place(temporary, pixels)
             write_atomically(path, json.dumps(manifest, indent=1))

@@ -64,7 +64,7 @@ def _open(benchmark: str, image_size: int, directory: str | None) -> Splits:
             image_shape=shape,
             settings={"image_size": image_size},
             directory=directory,
-            find_in=_find_in,
+            find_in=find_in,
             read=partial(_read, shape=shape),
             obtain=partial(_obtain, directory),
         )
@@ -72,7 +72,8 @@ def _open(benchmark: str, image_size: int, directory: str | None) -> Splits:
     return prepared.split(prepared.manifest["splits"][benchmark])
 
 
-def _find_in(directory: Path) -> Source | None:
+def find_in(directory: Path) -> Source | None:
+    """Look for CIFAR-100 in a directory."""
     if directory.is_file():
         return Source(directory, (directory,))
     for folder in (directory, directory / "cifar100"):

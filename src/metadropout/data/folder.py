@@ -70,7 +70,7 @@ def folder(
             image_shape=shape,
             settings=settings,
             directory=str(root),
-            find_in=_find_in,
+            find_in=find_in,
             read=partial(_read, shape=shape, fit=fit),
             obtain=partial(_obtain, root),
         )
@@ -89,7 +89,8 @@ def folder(
     return prepared.split(lists)
 
 
-def _find_in(directory: Path) -> Source | None:
+def find_in(directory: Path) -> Source | None:
+    """Look for the folder in a directory."""
     return Source(directory, (directory,)) if directory.exists() else None
 
 

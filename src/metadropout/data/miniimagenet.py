@@ -50,7 +50,7 @@ def miniimagenet(*, image_size: int = 84, directory: str | None = None) -> Split
             image_shape=shape,
             settings={"image_size": image_size, "fit": "stretch"},
             directory=directory,
-            find_in=_find_in,
+            find_in=find_in,
             read=partial(_read, shape=shape),
             obtain=partial(_obtain, directory),
         )
@@ -58,7 +58,8 @@ def miniimagenet(*, image_size: int = 84, directory: str | None = None) -> Split
     return prepared.split(prepared.manifest["splits"]["published"])
 
 
-def _find_in(directory: Path) -> Source | None:
+def find_in(directory: Path) -> Source | None:
+    """Look for one of the layouts in a directory."""
     for folder in (directory / name for name in FOLDERS):
         for names in (_pickles(folder), _tables(folder), [folder / part for part in PARTS]):
             there = [path for path in names if path.exists()]

@@ -88,7 +88,7 @@ def preparation(image_size: int, directory: str | None, download: bool) -> Prepa
         image_shape=shape,
         settings={"image_size": image_size, "resampling": "lanczos", "ink": 255},
         directory=directory,
-        find_in=_find_in,
+        find_in=find_in,
         read=partial(_read, shape=shape),
         obtain=partial(_obtain, directory, download),
     )
@@ -125,7 +125,8 @@ def _rotated(characters: ImageSet) -> ImageSet:
     return RotatedClasses(characters)
 
 
-def _find_in(directory: Path) -> Source | None:
+def find_in(directory: Path) -> Source | None:
+    """Look for both parts in a directory."""
     folder = directory.parent if directory.is_file() else directory
     inputs = [found for part in PARTS if (found := _find_part(folder, part))]
     return Source(folder, tuple(inputs)) if len(inputs) == len(PARTS) else None
@@ -146,7 +147,7 @@ def _obtain(directory: str | None, download: bool) -> Source:
         for part in PARTS:
             if _find_part(data_directory(), part) is None:
                 fetch(URL.format(name=part.name), folder / f"{part.name}.zip", part.md5)
-        if source := _find_in(data_directory()):
+        if source := find_in(data_directory()):
             return source
     where = Path(directory).expanduser() if directory is not None else data_directory() / "omniglot"
     raise DataError(

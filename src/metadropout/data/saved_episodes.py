@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from metadropout.data.episodes import Episode, EpisodeIndices, EpisodeSampler, assemble
-from metadropout.data.files import write_atomically
 from metadropout.data.images import ImageSet
 from metadropout.errors import DataError
+from metadropout.files import write_atomically
 
 FORMAT = "metadropout-episodes-1"
 

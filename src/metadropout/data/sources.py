@@ -27,27 +27,38 @@ class Source:
         return {
             "directory": str(self.directory.absolute()),
             "inputs": [
-                {"name": path.name, "stamp": _stamp(path), "sha256": file_digest(path) if path.is_file() else None}
+                {
+                    "name": path.name,
+                    "path": str(path.absolute()),
+                    "stamp": _stamp(path),
+                    "sha256": file_digest(path) if path.is_file() else None,
+                }
                 for path in self.inputs
             ],
         }
 
-    def matches(self, recorded: Mapping[str, Any]) -> bool:
+    def matches(self, recorded: Mapping[str, Any], *, thorough: bool = False) -> bool:
         """Whether the inputs are those that the manifest describes.
 
-        Sizes and times are compared first. A file with another time, such as a copy, is compared by checksum.
+        Sizes and times are compared. A file with another time, such as a copy, is compared by checksum.
+
+        Args:
+            recorded: what `describe` gave.
+            thorough: compare the checksums of files in any case.
         """
         known = recorded["inputs"]
-        if len(known) != len(self.inputs):
-            return False
-        return all(
-            path.name == entry["name"]
-            and (
-                _stamp(path) == entry["stamp"]
-                or (path.is_file() and entry["sha256"] is not None and file_digest(path) == entry["sha256"])
-            )
+        return len(known) == len(self.inputs) and all(
+            path.name == entry["name"] and _same(path, entry, thorough)
             for path, entry in zip(self.inputs, known, strict=True)
         )
+
+
+def _same(path: Path, entry: Mapping[str, Any], thorough: bool) -> bool:
+    same_stamp: bool = _stamp(path) == entry["stamp"]
+    if entry["sha256"] is None or not path.is_file() or (same_stamp and not thorough):
+        return same_stamp
+    same_content: bool = file_digest(path) == entry["sha256"]
+    return same_content
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
