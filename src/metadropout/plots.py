@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from metadropout.evaluation import Evaluation
 from metadropout.metrics import read_metrics
 from metadropout.runs import Run
 
@@ -19,12 +20,7 @@ def plot_curves(run: Run) -> Path | None:
 
 def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | None = None) -> Path | None:
     """Draw the learning curves of several runs into one picture."""
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 (optional)
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt  # noqa: PLC0415
-    except ImportError:
+    if (plt := _pyplot()) is None:
         return None
     figure, (loss_axis, accuracy_axis) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for run, label, colour in zip(runs, labels or [run.folder.name for run in runs], COLOURS, strict=False):
@@ -55,6 +51,37 @@ def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | Non
     _save(figure, path)
     plt.close(figure)
     return path
+
+
+def plot_accuracies(results: Mapping[str, Evaluation], path: Path, title: str) -> Path | None:
+    """Draw the mean accuracies of several methods with their intervals, and every episode as a faint point."""
+    if (plt := _pyplot()) is None:
+        return None
+    figure, axis = plt.subplots(figsize=(6, 0.9 + 0.8 * len(results)), layout="constrained")
+    for row, (result, colour) in enumerate(zip(results.values(), COLOURS, strict=False)):
+        # Episodes are spread over the row by their order, so that equal accuracies do not hide each other.
+        spread = [row + 0.3 * (2 * (i * 0.618 % 1) - 1) for i in range(len(result.accuracies))]
+        axis.scatter([100 * a for a in result.accuracies], spread, s=4, alpha=0.15, color=colour, linewidths=0)
+        axis.errorbar(100 * result.mean, row, xerr=100 * result.interval, fmt="o", color="black", capsize=4)
+        axis.annotate(str(result), (100 * result.mean, row), (0, 9), textcoords="offset points", ha="center", fontsize=9)
+    axis.set_yticks(range(len(results)), list(results))
+    axis.set(xlabel="accuracy, %", title=title, ylim=(len(results) - 0.5, -0.6))
+    axis.grid(axis="x", alpha=0.3)
+    _save(figure, path)
+    plt.close(figure)
+    return path
+
+
+def _pyplot() -> Any:
+    """Import matplotlib for drawing into files; None where it is not installed."""
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 (optional)
+
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt  # noqa: PLC0415
+    except ImportError:
+        return None
+    return plt
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from metadropout.cli.overrides import parse_overrides
 from metadropout.cli.progress import TrainingDisplay
-from metadropout.config import Config, load_config, parse_config
+from metadropout.config import Config, parse_config
 from metadropout.errors import ConfigError
 from metadropout.memory import keep_freed_memory
 from metadropout.plots import plot_curves
-from metadropout.recipes import find_recipe
+from metadropout.recipes import load_recipe
 from metadropout.runs import Run, create_run, open_run, write_config
 from metadropout.training import Result, train
 
@@ -52,7 +52,7 @@ def run_command(namespace: argparse.Namespace) -> int:
     else:
         if not namespace.recipe or namespace.out is None:
             raise ConfigError("give a RECIPE and --out RUN for a new run, or --resume RUN for an old one")
-        run = create_run(namespace.out, load_config(find_recipe(namespace.recipe), overrides))
+        run = create_run(namespace.out, load_recipe(namespace.recipe, overrides))
     result = train_and_show(run)
     return 0 if result.stopped_by is None else 128 + result.stopped_by
 

@@ -1,0 +1,114 @@
+"""`metadropout evaluate`: accuracy of a run on classes that it has never seen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from metadropout.checkpoints import load_checkpoint
+from metadropout.config import build_learner, parse_config, resolve_device
+from metadropout.cli.overrides import parse_overrides
+from metadropout.errors import ConfigError, MetadropoutError
+from metadropout.evaluation import Evaluation, evaluate
+from metadropout.files import write_atomically
+from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.memory import keep_freed_memory
+from metadropout.noise import mix_seed
+from metadropout.runs import Run, open_run
+from metadropout.training import TESTING, episode_sampler, open_splits
+
+
+def register(commands: Any) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="accuracy of a run on unseen classes",
+        description="Adapts a trained run to many episodes of classes that it has never seen, and prints its mean "
+        "accuracy with the 95 % interval. The accuracies of all episodes go to RUN/evaluation-SPLIT.json.",
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--episodes", type=int, default=1000, help="number of tasks (default: 1000, as in the paper)")
+    parser.add_argument(
+        "--mc-samples",
+        type=int,
+        default=TEST_SAMPLES,
+        help="noise samples per inner step (default: 30, as in the paper; perturbations without randomness use 1)",
+    )
+    parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default: test")
+    parser.add_argument("--state", choices=["last", "best"], default="last", help="default: last, as in the paper")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes; the same for all runs to compare")
+    parser.set_defaults(run=run_command, takes_overrides=True)
+
+
+def run_command(namespace: argparse.Namespace) -> int:
+    """Evaluate, and return the exit status."""
+    for name in ("episodes", "mc_samples"):
+        if getattr(namespace, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(namespace, name)}; it must be at least 1")
+    overrides = parse_overrides(namespace.rest)
+    if odd := [name for name in overrides if not name.startswith("machine.")]:
+        raise ConfigError(f"--{odd[0]} cannot change here: evaluate takes only --machine options from the recipe")
+    run = open_run(namespace.folder)
+    run = Run(run.folder, parse_config(run.config.to_dict(), overrides))
+    result = evaluate_run(
+        run,
+        episodes=namespace.episodes,
+        mc_samples=namespace.mc_samples,
+        split=namespace.split,
+        state=namespace.state,
+        seed=namespace.seed,
+    )
+    print(f"{run.folder.name}: {result} on {namespace.episodes} episodes of {namespace.split} classes")
+    return 0
+
+
+def evaluate_run(
+    run: Run, *, episodes: int, mc_samples: int = TEST_SAMPLES, split: str = "test", state: str = "last", seed: int = 0
+) -> Evaluation:
+    """Evaluate a run with a progress bar and write the result into its folder."""
+    keep_freed_memory()
+    config = run.config
+    if config.machine.threads:
+        torch.set_num_threads(config.machine.threads)
+    device = resolve_device(config.machine)
+    splits = open_splits(config)
+    sampler = episode_sampler(config, splits, split, TESTING, seed)
+    learner = build_learner(config, splits.train.image_shape).to(device)
+    checkpoint = run.state(state)
+    progress = load_checkpoint(checkpoint, learner)
+    console = Console(stderr=True)
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"evaluating {run.folder.name}", total=episodes)
+        result = evaluate(
+            learner,
+            sampler,
+            episodes=episodes,
+            mc_samples=mc_samples,
+            seed=mix_seed(seed, TESTING),
+            device=device,
+            on_episode=lambda _: bar.advance(task),
+        )
+    record = {
+        "mean": result.mean,
+        "interval_95": result.interval,
+        "episodes": episodes,
+        "mc_samples": mc_samples,
+        "split": split,
+        "state": state,
+        "iteration": progress.iteration,
+        "seed": seed,
+        "accuracies": result.accuracies,
+    }
+    path = run.folder / f"evaluation-{split}{'' if state == 'last' else f'-{state}'}.json"
+    try:
+        write_atomically(path, json.dumps(record) + "\n")
+    except OSError as error:
+        raise MetadropoutError(f"{path}: cannot be written: {error.strerror}; the accuracy was {result}") from None
+    return result

@@ -1,0 +1,63 @@
+"""`metadropout options`: everything that a recipe or the command line can set."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from metadropout.config import AXES, DEFAULT_PARTS, FROM_DATA, PLAIN_SECTIONS
+from metadropout.options import Option, options_of
+
+
+def register(commands: Any) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("options", help="list every option of a recipe", description=__doc__)
+    parser.add_argument("section", nargs="?", choices=[*AXES, *PLAIN_SECTIONS], help="show this section only")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(namespace: argparse.Namespace) -> int:
+    """Print the options."""
+    width = Console().width
+    for line in describe(namespace.section):
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        print(textwrap.fill(line, width, subsequent_indent=indent) if line else "")
+    return 0
+
+
+def describe(only: str | None = None) -> Iterator[str]:
+    """Yield the lines of the description of all sections, or of one."""
+    for section, parts in {**AXES, **PLAIN_SECTIONS}.items():
+        if only not in (None, section):
+            continue
+        named = parts.items() if not isinstance(parts, type) else [("", parts)]
+        yield f"{section}:"
+        for name, part in named:
+            if name:
+                default = " (default)" if DEFAULT_PARTS[section] == name else ""
+                yield f"  --{section}.name {name}{default}: {_first_sentence(part)}"
+            for option in options_of(part):
+                if option.name not in FROM_DATA.get(section, ()):
+                    yield f"      --{section}.{option.name} {_type(option)} (default: {_default(option)}): {option.help}"
+        yield ""
+
+
+def _first_sentence(part: Any) -> str:
+    return (inspect.getdoc(part) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _type(option: Option) -> str:
+    if typing.get_origin(option.type) is typing.Literal:
+        return "|".join(map(str, typing.get_args(option.type)))
+    text = option.type.__name__ if isinstance(option.type, type) else str(option.type)
+    return text.replace("collections.abc.", "").replace("typing.", "")
+
+
+def _default(option: Option) -> str:
+    return "required" if option.default is inspect.Parameter.empty else str(option.default)
