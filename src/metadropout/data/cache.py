@@ -160,12 +160,29 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return manifest if isinstance(manifest, dict) and manifest.get("version") == VERSION else None
+    return manifest if _is_manifest(manifest) else None
+
+
+def _is_manifest(content: Any) -> bool:
+    try:
+        return bool(
+            content["version"] == VERSION
+            and isinstance(content["source"]["directory"], str)
+            and isinstance(content["source"]["inputs"], list)
+            and isinstance(content["settings"], dict)
+            and len(content["image_shape"]) == 3
+            and Path(content["pixels"]["file"]).name == content["pixels"]["file"]
+            and isinstance(content["pixels"]["bytes"], int)
+            and isinstance(content["splits"], dict)
+            and all(isinstance(size, int) and size > 0 for size in content["classes"].values())
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def _open_if_current(path: Path, preparation: Preparation, source: Source | None) -> PreparedSet | None:
     manifest = read_manifest(path)
-    if manifest is None or manifest.get("settings") != preparation.settings:
+    if manifest is None or manifest["settings"] != preparation.settings:
         return None
     try:
         if source is not None and not source.matches(manifest["source"]):
@@ -188,11 +205,15 @@ def _build(path: Path, preparation: Preparation, source: Source) -> dict[str, An
         handle, name = tempfile.mkstemp(prefix=f"{preparation.stem}-", suffix=".tmp", dir=path.parent)
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        file = os.fdopen(handle, "wb")
+        try:
             digest = _write_pixels(file.write, contents.images, preparation, total, path)
             with _writing(path):
                 file.flush()
                 os.fsync(file.fileno())
+        finally:
+            with contextlib.suppress(OSError):  # what cannot be written has been reported already
+                file.close()
         pixels = path.with_name(f"{preparation.stem}-{digest[:16]}.u8")
         manifest = {
             "version": VERSION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -107,8 +108,8 @@ def _read(source: Source, shape: ImageShape) -> Contents:
                 ARCHIVE_MD5,
             )
         batches = {
-            Path(name).name: read_pickle(file, size, f"{path}: {name}")
-            for name, size, file in read_members(path, BATCHES)
+            Path(name).name: read_pickle(io.BytesIO(content), len(content), f"{path}: {name}")
+            for name, content in read_members(path, BATCHES)
         }
         contents = _from_batches(batches, path, shape)
     elif path.is_dir() and all((path / name).is_file() for name in BATCHES):

@@ -59,25 +59,31 @@ def miniimagenet(*, image_size: int = 84, directory: str | None = None) -> Split
 
 
 def find_in(directory: Path) -> Source | None:
-    """Look for one of the layouts in a directory."""
-    for folder in (directory / name for name in FOLDERS):
-        for names in (_pickles(folder), _tables(folder), [folder / part for part in PARTS]):
-            there = [path for path in names if path.exists()]
-            if len(there) == len(names):
-                images = [folder / "images"] if names[0].suffix == ".csv" else []
-                return Source(directory, tuple(names + images))
-            if there and there[0].is_file():
-                absent = ", ".join(path.name for path in names if path not in there)
-                raise DataError(f"{folder}: {there[0].name} is there, but not {absent}; miniImageNet needs all three")
+    """Look for one of the layouts in a directory.
+
+    Raises:
+        DataError: if there is a part of one, and no other.
+    """
+    layouts = [layout for folder in FOLDERS for layout in _layouts(directory / folder)]
+    for layout in layouts:
+        if all(path.exists() for path in layout):
+            return Source(directory, tuple(layout))
+    for layout in layouts:
+        absent = [path.name for path in layout if not path.exists()]
+        if layout[0].is_file():
+            raise DataError(
+                f"{layout[0].parent}: {layout[0].name} is there, but not {', '.join(absent)}; miniImageNet needs all"
+            )
     return None
 
 
-def _pickles(folder: Path) -> list[Path]:
-    return [folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS]
-
-
-def _tables(folder: Path) -> list[Path]:
-    return [folder / f"{part}.csv" for part in PARTS]
+def _layouts(folder: Path) -> list[list[Path]]:
+    """The files and folders of each layout, as the inputs of a source."""
+    return [
+        [folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS],
+        [*(folder / f"{part}.csv" for part in PARTS), folder / "images"],
+        [folder / part for part in PARTS],
+    ]
 
 
 def _obtain(directory: str | None) -> Source:

@@ -65,8 +65,12 @@ class Prefetcher(Iterator[Episode]):
         self.close()
 
     def _submit(self, count: int) -> None:
-        for iteration, task in islice(self._pairs, count):
-            self._pending.append(self._executor.submit(self._make, iteration, task))
+        try:
+            for iteration, task in islice(self._pairs, count):
+                self._pending.append(self._executor.submit(self._make, iteration, task))
+        except BaseException:
+            self.close()
+            raise
 
     def _make(self, iteration: int, task: int) -> Episode:
         episode = self._draw(iteration, task)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO
 
 from metadropout.data.trees import is_unsafe_name
 from metadropout.errors import DataError
@@ -13,8 +12,8 @@ from metadropout.errors import DataError
 MAX_MEMBER_BYTES = 512 * 2**20
 
 
-def read_members(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Give name, size and content of the members whose last part of the name is wanted.
+def read_members(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """Give name and content of the members whose last part of the name is wanted.
 
     Raises:
         DataError: if the archive is damaged, lacks one of them, or could do harm when unpacked.
@@ -32,7 +31,7 @@ def read_members(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, int
                 last = member.name.split("/")[-1]
                 if last in missing and (file := archive.extractfile(member)) is not None:
                     missing.discard(last)
-                    yield member.name, member.size, file
+                    yield member.name, file.read()
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{path}: not a readable tar archive ({error}); it may be cut short, fetch it again") from error
     if missing:
