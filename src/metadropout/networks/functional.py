@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
+from metadropout.fused import norm_relu_pool
 from metadropout.networks.normalisation import (
     OffsetNorm,
     batch_normalise,
@@ -52,6 +54,7 @@ class FunctionalNetwork:
     It runs on a private copy of the network's structure that holds no weights of its own. In the copy, batch
     normalisations use the statistics of the batch (running averages are neither used nor changed) and other
     layers are in evaluation mode: `nn.Dropout` does nothing, because randomness has to come from a perturbation.
+    Where normalisation, ReLU and 2x2 pooling follow each other in an `nn.Sequential`, one module does the work of all.
 
     Args:
         network: any module that maps images to logits.
@@ -64,6 +67,7 @@ class FunctionalNetwork:
         self._structure = self._copy_of(network)
         for name in hooked:
             self._structure.get_submodule(name).register_forward_hook(self._reporting(name))
+        _fuse(self._structure)
 
     def __call__(
         self,
@@ -108,6 +112,9 @@ class FunctionalNetwork:
 class _BatchStatisticsNorm(nn.Module):
     """Stands in the copy for a batch normalisation, under the same parameter names."""
 
+    weight: Tensor | None
+    bias: Tensor | None
+
     def __init__(self, name: str, original: nn.Module, owner: FunctionalNetwork) -> None:
         super().__init__()
         self.name, self.eps = name, float(original.eps)  # type: ignore[arg-type]
@@ -123,3 +130,47 @@ class _BatchStatisticsNorm(nn.Module):
         if how.collected is not None:
             how.collected[self.name] = batch_statistics(x)
         return batch_normalise(x, self.weight, self.bias, self.eps, how.groups)
+
+
+class _NormReluPool(_BatchStatisticsNorm):
+    """A normalisation that does the work of the ReLU and the pooling after it, too."""
+
+    def __init__(self, norm: _BatchStatisticsNorm) -> None:
+        super().__init__(norm.name, norm, norm._owner[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        how = self._owner[0]._current.normalisation
+        if how.given is not None or how.collected is not None:
+            return F.max_pool2d(F.relu(super().forward(x)), kernel_size=2)
+        return norm_relu_pool(x, self.bias, self.eps, how.groups)
+
+
+def _fuse(structure: nn.Module) -> None:
+    """Let one module do the work of each normalisation, ReLU and 2x2 pooling that follow each other.
+
+    It takes the place of the normalisation, so that parameters keep their names; the other two do nothing from then on.
+    """
+    for module in structure.modules():
+        if type(module) is nn.Sequential:  # a subclass may run its parts in another way
+            names = list(module._modules)
+            for norm, relu, pool in zip(names, names[1:], names[2:], strict=False):
+                if _can_be_fused(*(module.get_submodule(name) for name in (norm, relu, pool))):
+                    setattr(module, norm, _NormReluPool(module.get_submodule(norm)))  # type: ignore[arg-type]
+                    setattr(module, relu, nn.Identity())
+                    setattr(module, pool, nn.Identity())
+
+
+def _can_be_fused(norm: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
+    return (
+        # Pooling may come first only where the order of values is kept: a learned scale could be negative.
+        type(norm) is _BatchStatisticsNorm
+        and norm.weight is None
+        and type(relu) is nn.ReLU
+        and type(pool) is nn.MaxPool2d
+        and pool.kernel_size in (2, (2, 2))
+        and pool.stride in (2, (2, 2))
+        and pool.padding in (0, (0, 0))
+        and pool.dilation in (1, (1, 1))
+        and not (pool.ceil_mode or pool.return_indices)
+        and not any(m._forward_hooks or m._forward_pre_hooks for m in (norm, relu, pool))
+    )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.fused import noisy_product
 from metadropout.networks.initial import initialise
 from metadropout.networks.layers import apply_layer, find_layers
 from metadropout.perturbations.base import Pass, Perturbation
@@ -66,11 +67,10 @@ class MetaDropout(Perturbation):
         if name == self.head:
             return self._perturb_logits(h, f, this)
         mean = self._generate(name, h, this)
-        return f * self.positive(mean + this.normal(mean) if this.sampled else mean)
-
-    def positive(self, a: Tensor) -> Tensor:
-        """Make the noise positive by the link function."""
-        return F.softplus(a) if self.link == "softplus" else torch.exp(a)
+        noise = this.normal(mean) if this.sampled else None
+        if self.link == "softplus":
+            return noisy_product(f, mean, noise)
+        return f * torch.exp(mean if noise is None else mean + noise)
 
     def _perturb_logits(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
         if not (self.head_noise and this.sampled):

@@ -1,0 +1,203 @@
+"""The fused operations as autograd functions that can be differentiated twice.
+
+Each operation is a pair of functions: the forward one, whose backward calls the gradient one, whose backward is the
+second derivative. What the gradient function depends on (s, or x) is a second *output* of the forward function. Its
+cotangent then reaches the forward function's backward together with that of the first output, and one kernel does
+both, where autograd would else add them up in a pass of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metadropout.fused.build import library
+
+LARGE = 2**16
+"""Values in a tensor from which several threads are worth their while."""
+
+
+def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _arguments(values: tuple[Tensor | int | float | None, ...]) -> list[Any]:
+    convert: dict[type, Callable[[Any], Any]] = {int: ctypes.c_int64, float: ctypes.c_double}
+    return [convert.get(type(value), _pointer)(value) for value in values]
+
+
+def _kernel(name: str, like: Tensor) -> Any:
+    kernel = getattr(library(), f"{name}_{'float32' if like.dtype == torch.float32 else 'float64'}")
+    kernel.restype = None
+    return kernel
+
+
+def _run(name: str, like: Tensor, *values: Tensor | int | float | None) -> None:
+    """Call a kernel for the type of `like`."""
+    _kernel(name, like)(*_arguments(values))
+
+
+def _run_over_images(name: str, like: Tensor, *values: Tensor | int | float | None) -> None:
+    """Call a kernel that takes a range of images, in as many threads as PyTorch uses."""
+    kernel, arguments, n = _kernel(name, like), _arguments(values), like.shape[0]
+    threads = min(torch.get_num_threads(), n) if like.numel() >= LARGE else 1
+    if threads == 1:
+        kernel(ctypes.c_int64(0), ctypes.c_int64(n), *arguments)
+        return
+    bounds = [ctypes.c_int64(n * k // threads) for k in range(threads + 1)]
+    pool = _pool(os.getpid(), threads - 1)
+    others = [pool.submit(kernel, *bounds[k : k + 2], *arguments) for k in range(1, threads)]
+    kernel(*bounds[:2], *arguments)
+    for other in others:
+        other.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Keep threads for this process: a forked one has none of its parent's."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="fused")
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)  # itself where it is laid out so
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.channels_last)
+
+
+def _refuse_third_derivatives() -> None:
+    # `once_differentiable` would not do: it complains only where the derivative passes its own node.
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "fused operations can be differentiated twice, not three times; "
+            "use `with metadropout.fused.disabled():` around the forward pass"
+        )
+
+
+class NoisyProduct(torch.autograd.Function):
+    """(f, mean, noise) → f · s and s = softplus(mean + noise); for the noise there is no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, mean: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Compute both outputs in one pass."""
+        pixels, channels = f.shape[2] * f.shape[3], f.shape[1]
+        by_channel = False  # whether the noise lies as (n, channels, pixels), as drawn, and not as f does
+        if noise is not None and not noise.is_contiguous(memory_format=torch.channels_last):
+            noise, by_channel = noise.contiguous(), True
+        out, s = _like(f), _like(f)
+        _run_over_images("product_forward", f, pixels, channels, int(by_channel), f, mean, noise, out, s)
+        ctx.save_for_backward(f, s)
+        ctx.set_materialize_grads(False)
+        return out, s
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, g_s: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return g_f and g_mean, which can be differentiated again."""
+        f, s = ctx.saved_tensors
+        if g is None:
+            g = torch.zeros_like(f)
+        g_f, g_mean = _NoisyProductGradient.apply(g, f, s, g_s, *ctx.needs_input_grad[:2])  # type: ignore[no-untyped-call]
+        return g_f, g_mean, None
+
+
+class _NoisyProductGradient(torch.autograd.Function):
+    """(g, f, s, g_s) → g_f, g_mean."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, f: Tensor, s: Tensor, g_s: Tensor | None, needs_f: bool, needs_mean: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        g, g_s = _channels_last(g), None if g_s is None else _channels_last(g_s)
+        g_f, g_mean = _like(f) if needs_f else None, _like(f) if needs_mean else None
+        if needs_f or needs_mean:
+            size = f.numel() // f.shape[0]
+            _run_over_images("product_gradient", f, size, g, f, s, g_s, g_f, g_mean)
+        ctx.save_for_backward(g, f, s)
+        ctx.set_materialize_grads(False)
+        return g_f, g_mean
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor | None, v: Tensor | None) -> tuple[Tensor | None, ...]:
+        _refuse_third_derivatives()
+        g, f, s = ctx.saved_tensors
+        if u is None and v is None:
+            return (None,) * 6
+        u, v = None if u is None else _channels_last(u), None if v is None else _channels_last(v)
+        d_g, d_f, d_s = _like(f), None if v is None else _like(f), _like(f)
+        size = f.numel() // f.shape[0]
+        _run_over_images("product_second", f, size, g, f, s, u, v, d_g, d_f, d_s)
+        return d_g, d_f, d_s, None, None, None
+
+
+class NormReluPool(torch.autograd.Function):
+    """(x, bias) → pooled and x itself, as an output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, eps: float, groups: int) -> tuple[Tensor, Tensor]:
+        """Pool and sum up x in one pass, then normalise what is left."""
+        n, channels, height, width = x.shape
+        shape = (n, height, width, channels, groups)
+        pooled = (n, channels, height // 2, width // 2)
+        p = torch.empty(pooled, dtype=x.dtype, memory_format=torch.channels_last)  # the maxima of x
+        out, code = _like(p), torch.empty_like(p, dtype=torch.uint8, memory_format=torch.channels_last)
+        sums, stats = torch.empty(2, n, channels, dtype=torch.float64), x.new_empty(2, groups, channels)
+        offset = x.new_zeros(channels) if bias is None else bias.contiguous()
+        _run_over_images("pool_and_sum", x, *shape, x, p, code, sums)
+        _run("statistics", x, *shape, eps, x, sums, stats)
+        _run_over_images("normalise", p, *shape, p, stats, offset, code, out)
+        alias = x.detach()
+        ctx.save_for_backward(alias, p, code, stats)
+        ctx.set_materialize_grads(False)
+        return out, alias
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, g_also: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return g_x and g_b, which can be differentiated again."""
+        x, p, code, stats = ctx.saved_tensors
+        if g is None:
+            return g_also, None, None, None
+        g_x, g_b = _NormReluPoolGradient.apply(g, x, p, code, stats, g_also)  # type: ignore[no-untyped-call]
+        return g_x, g_b if ctx.needs_input_grad[1] else None, None, None
+
+
+class _NormReluPoolGradient(torch.autograd.Function):
+    """(g, x, …, g_also) → g_x + g_also, g_b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, p: Tensor, code: Tensor, stats: Tensor, g_also: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        g, g_also = _channels_last(g), None if g_also is None else _channels_last(g_also)
+        n, channels, height, width = x.shape
+        shape = (n, height, width, channels, stats.shape[1])
+        sums, moments = torch.empty(2, n, channels, dtype=torch.float64), torch.empty(stats.shape, dtype=torch.float64)
+        factors, g_x, g_b = torch.empty_like(stats), _like(x), x.new_empty(channels)
+        _run_over_images("gradient_sums", p, *shape, g, p, code, stats, sums)
+        _run("gradient_factors", x, *shape, sums, stats, moments, factors, g_b)
+        _run_over_images("gradient", x, *shape, g, x, code, stats, factors, g_also, g_x)
+        ctx.save_for_backward(g, x, p, code, stats, moments)
+        ctx.set_materialize_grads(False)
+        return g_x, g_b
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None, u_b: Tensor | None) -> tuple[Tensor | None, ...]:
+        _refuse_third_derivatives()
+        g, x, p, code, stats, moments = ctx.saved_tensors
+        v = torch.zeros_like(x) if v is None else _channels_last(v)
+        u_b = None if u_b is None else u_b.contiguous()
+        n, channels, height, width = x.shape
+        shape = (n, height, width, channels, stats.shape[1])
+        sums, factors = torch.empty(3, n, channels, dtype=torch.float64), x.new_empty(5, *stats.shape[1:])
+        d_g, d_x = _like(g), _like(x)
+        _run_over_images("second_sums", x, *shape, v, g, x, code, stats, sums, d_g)
+        _run("second_factors", x, *shape, sums, stats, moments, u_b, factors)
+        _run_over_images("second", x, *shape, v, g, x, p, code, stats, factors, d_g, d_x)
+        return d_g, d_x, None, None, None, None

@@ -1,0 +1,538 @@
+// Element-wise work of the inner loop in few passes over memory, with first and second derivatives.
+//
+// Images lie in memory as (n, height, width, channels), so the inner loops over channels are contiguous and the
+// compiler vectorises them. Functions whose names end in a range [first, last) of images may run in several threads;
+// sums are kept per image and added in the order of the images, so that the number of threads changes nothing.
+// Sums of T = float are accumulated in double.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+typedef std::int64_t Int;
+typedef std::uint8_t Code;
+
+// The rounds of the next loop do not depend on each other.
+#define SIMD _Pragma("omp simd")
+
+// ---------------------------------------------------------------------------------------------------------------------
+// exp and log1p, good to about 1e-7 for float: loops over them vectorise, unlike loops over the C library's.
+// ---------------------------------------------------------------------------------------------------------------------
+
+// exp(y) and exp(y) - 1 for y <= 0, the latter without cancellation.
+template <class T> struct Exponential { T value, minus_one; };
+
+inline Exponential<double> exponential(double y) { return {std::exp(y), std::expm1(y)}; }
+
+inline Exponential<float> exponential(float y) {
+    const bool vanishes = y < -87.0f;           // below that 2^k is no normal number; false for NaN
+    y = vanishes ? -87.0f : y;
+    const float round = 12582912.0f;            // 1.5 * 2^23: adding it leaves no bits for a fraction
+    const float k = (y * 1.44269504f + round) - round;
+    const float r = (y - k * 0.693359375f) - k * -2.12194440e-4f;  // y - k ln 2, |r| <= ln(2)/2
+    float q = 1.0f / 5040;                      // exp(r) - 1 = r + r^2/2! + ... + r^7/7!
+    q = q * r + 1.0f / 720;
+    q = q * r + 1.0f / 120;
+    q = q * r + 1.0f / 24;
+    q = q * r + 1.0f / 6;
+    q = q * r + 0.5f;
+    q = q * r * r + r;
+    const std::int32_t bits = (static_cast<std::int32_t>(k) + 127) << 23;
+    float two_to_k;
+    std::memcpy(&two_to_k, &bits, sizeof bits);
+    const float minus_one = two_to_k * q + (two_to_k - 1.0f);
+    return {vanishes ? 0.0f : two_to_k * q + two_to_k, vanishes ? -1.0f : minus_one};
+}
+
+inline double log1p_of_fraction(double t) { return std::log1p(t); }
+
+// log(1 + t) = 2 atanh(z), z = t / (2 + t), for 0 <= t <= 1: then z <= 1/3 and the series is short.
+inline float log1p_of_fraction(float t) {
+    const float z = t / (2.0f + t), w = z * z;
+    float q = 1.0f / 13;
+    q = q * w + 1.0f / 11;
+    q = q * w + 1.0f / 9;
+    q = q * w + 1.0f / 7;
+    q = q * w + 1.0f / 5;
+    q = q * w + 1.0f / 3;
+    return 2.0f * (z + z * w * q);
+}
+
+// softplus is the identity above 20, as PyTorch has it; in float the two do not differ there.
+template <class T> inline T softplus(T a) {
+    const T positive = a > 0 ? a : T(0);
+    const T s = positive + log1p_of_fraction(exponential(a > 0 ? -a : a).value);  // NaN comes through the second term
+    return sizeof(T) == 8 && a > 20 ? a : s;
+}
+
+// The derivative of softplus, sigma = 1 - exp(-s), and 1 - sigma, from s = softplus(a).
+template <class T> struct Slope { T sigma, rest; };
+
+template <class T> inline Slope<T> slope(T s) {
+    const Exponential<T> e = exponential(-s);
+    const bool linear = sizeof(T) == 8 && s > 20;
+    return {linear ? T(1) : -e.minus_one, linear ? T(0) : e.value};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Noisy product: out = f * s, s = softplus(mean + noise). `size` is the number of values in one image.
+// ---------------------------------------------------------------------------------------------------------------------
+
+template <class T>
+void product_forward(Int first, Int last, Int pixels, Int channels, bool noise_by_channel, const T* __restrict__ f,
+                     const T* __restrict__ mean, const T* __restrict__ noise, T* __restrict__ out, T* __restrict__ s) {
+    const Int size = pixels * channels;
+    for (Int i = first * size; i < last * size; i += size) {
+        if (!noise) {
+            SIMD
+            for (Int k = i; k < i + size; ++k) s[k] = softplus(mean[k]), out[k] = f[k] * s[k];
+        } else if (!noise_by_channel) {
+            SIMD
+            for (Int k = i; k < i + size; ++k) s[k] = softplus(mean[k] + noise[k]), out[k] = f[k] * s[k];
+        } else {
+            // The noise is (channels, pixels). It is turned over into `s` in strips of pixels that stay in the cache.
+            const Int strip = 16;
+            for (Int p0 = 0; p0 < pixels; p0 += strip) {
+                const Int p1 = p0 + strip < pixels ? p0 + strip : pixels;
+                for (Int c = 0; c < channels; ++c)
+                    for (Int p = p0; p < p1; ++p) s[i + p * channels + c] = noise[i + c * pixels + p];
+                SIMD
+                for (Int k = i + p0 * channels; k < i + p1 * channels; ++k) {
+                    s[k] = softplus(mean[k] + s[k]);
+                    out[k] = f[k] * s[k];
+                }
+            }
+        }
+    }
+}
+
+// g_f = g s;  g_mean = (g f + g_s) sigma, where g_s is what second derivatives say of s. Either result may be left out.
+template <class T, bool WithGs>
+void product_gradient(Int begin, Int end, const T* __restrict__ g, const T* __restrict__ f, const T* __restrict__ s,
+                      const T* __restrict__ g_s, T* __restrict__ g_f, T* __restrict__ g_mean) {
+    if (!g_mean) {
+        SIMD
+        for (Int k = begin; k < end; ++k) g_f[k] = g[k] * s[k];
+    } else if (!g_f) {
+        SIMD
+        for (Int k = begin; k < end; ++k) g_mean[k] = (g[k] * f[k] + (WithGs ? g_s[k] : T(0))) * slope(s[k]).sigma;
+    } else {
+        SIMD
+        for (Int k = begin; k < end; ++k) {
+            g_f[k] = g[k] * s[k];
+            g_mean[k] = (g[k] * f[k] + (WithGs ? g_s[k] : T(0))) * slope(s[k]).sigma;
+        }
+    }
+}
+
+// For cotangents u of g_f and v of g_mean:
+// d_g = u s + v f sigma;  d_f = v g sigma;  d_s = u g + v g f (1 - sigma).
+template <class T, bool WithU>
+void product_second(Int begin, Int end, const T* __restrict__ g, const T* __restrict__ f, const T* __restrict__ s,
+                    const T* __restrict__ u, const T* __restrict__ v, T* __restrict__ d_g, T* __restrict__ d_f,
+                    T* __restrict__ d_s) {
+    if (!v) {  // then d_f is zero and left out
+        SIMD
+        for (Int k = begin; k < end; ++k) d_g[k] = u[k] * s[k], d_s[k] = u[k] * g[k];
+        return;
+    }
+    SIMD
+    for (Int k = begin; k < end; ++k) {
+        const Slope<T> e = slope(s[k]);
+        const T vg = v[k] * g[k], uk = WithU ? u[k] : T(0);
+        d_g[k] = uk * s[k] + v[k] * f[k] * e.sigma;
+        d_f[k] = vg * e.sigma;
+        d_s[k] = uk * g[k] + vg * f[k] * e.rest;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Normalisation, ReLU and 2x2 pooling: out = relu((p - mean) r + b), p = maxpool(x), r = 1 / sqrt(var + eps).
+//
+// Pooling comes first, because r > 0 keeps the order. `code` says of each pooled value which of its four pixels it is
+// (0 to 3), plus INACTIVE where the ReLU is off. With M values per channel and group, xhat = (x - mean) r and
+// G = the gradient of the output, put where its pooled value came from:
+//   g_x = r (G - mean(G) - xhat A),  A = mean(G xhat);   g_b = sum(G).
+// ---------------------------------------------------------------------------------------------------------------------
+
+const Code INACTIVE = 4;
+
+struct Shape {
+    Int n, height, width, channels, groups;
+    Int per_group() const { return n / groups; }
+    Int values() const { return per_group() * height * width; }             // M
+    Int image() const { return height * width * channels; }
+    Int pooled() const { return (height / 2) * (width / 2) * channels; }
+    Int row() const { return width * channels; }
+};
+
+// Calls quad(offset in x, offset in the pooled image) for each 2x2 square, single(offset in x) for the pixels that
+// valid pooling leaves out.
+template <class Quad, class Single> inline void each_pixel(const Shape& shape, Quad quad, Single single) {
+    const Int rows = shape.height / 2, columns = shape.width / 2, step = shape.channels;
+    for (Int y = 0; y < rows; ++y) {
+        const Int top = 2 * y * shape.row();
+        for (Int x = 0; x < columns; ++x) quad(top + 2 * x * step, (y * columns + x) * step);
+        if (shape.width % 2) single(top + (shape.width - 1) * step), single(top + (2 * shape.width - 1) * step);
+    }
+    if (shape.height % 2)
+        for (Int x = 0; x < shape.width; ++x) single((shape.height - 1) * shape.row() + x * step);
+}
+
+inline void clear(double* sums, Int size) {
+    for (Int c = 0; c < size; ++c) sums[c] = 0;
+}
+
+// Sum over the images of a group, in their order.
+inline double over_images(const Shape& shape, const double* sums, Int group, Int c) {
+    double total = 0;
+    for (Int i = group * shape.per_group(); i < (group + 1) * shape.per_group(); ++i) total += sums[i * shape.channels + c];
+    return total;
+}
+
+// Pools and sums x - K and (x - K)^2, where K is the group's first pixel: it is close enough to the mean to lose nothing
+// in the variance. sums: (2, n, channels).
+template <class T>
+void pool_and_sum(Int first, Int last, const Shape& shape, const T* x_all, T* p_all, Code* code_all, double* sums) {
+    const Int C = shape.channels, row = shape.row();
+    for (Int i = first; i < last; ++i) {
+        const T* __restrict__ x = x_all + i * shape.image();
+        const T* __restrict__ shift = x_all + i / shape.per_group() * shape.per_group() * shape.image();
+        T* __restrict__ p = p_all + i * shape.pooled();
+        Code* __restrict__ code = code_all + i * shape.pooled();
+        double* __restrict__ sum = sums + i * C;
+        double* __restrict__ square = sums + (shape.n + i) * C;
+        clear(sum, C), clear(square, C);
+        each_pixel(
+            shape,
+            [=](Int at, Int pooled) {
+                SIMD
+                for (Int c = 0; c < C; ++c) {
+                    const T x0 = x[at + c], x1 = x[at + C + c], x2 = x[at + row + c], x3 = x[at + row + C + c];
+                    const T k = shift[c], d0 = x0 - k, d1 = x1 - k, d2 = x2 - k, d3 = x3 - k;
+                    sum[c] += (d0 + d1) + (d2 + d3);
+                    square[c] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3);
+                    T best = x0;
+                    int which = 0;
+                    which = x1 > best ? 1 : which, best = x1 > best ? x1 : best;
+                    which = x2 > best ? 2 : which, best = x2 > best ? x2 : best;
+                    which = x3 > best ? 3 : which, best = x3 > best ? x3 : best;
+                    p[pooled + c] = best;
+                    code[pooled + c] = static_cast<Code>(which);
+                }
+            },
+            [=](Int at) {
+                SIMD
+                for (Int c = 0; c < C; ++c) {
+                    const T d = x[at + c] - shift[c];
+                    sum[c] += d, square[c] += d * d;
+                }
+            });
+    }
+}
+
+// stats: mean and r, each (groups, channels).
+template <class T>
+void statistics(const Shape& shape, double eps, const T* x, const double* sums, T* stats) {
+    const Int C = shape.channels, all = shape.groups * C;
+    for (Int group = 0; group < shape.groups; ++group)
+        for (Int c = 0; c < C; ++c) {
+            const double m = over_images(shape, sums, group, c) / shape.values();
+            const double square = over_images(shape, sums + shape.n * C, group, c) / shape.values();
+            double variance = square - m * m;
+            variance = variance < 0 ? 0 : variance;  // NaN stays
+            stats[group * C + c] = static_cast<T>(x[group * shape.per_group() * shape.image() + c] + m);
+            stats[all + group * C + c] = static_cast<T>(1 / std::sqrt(variance + eps));
+        }
+}
+
+template <class T>
+void normalise(Int first, Int last, const Shape& shape, const T* p_all, const T* stats, const T* __restrict__ bias,
+               Code* code_all, T* out_all) {
+    const Int C = shape.channels;
+    for (Int i = first; i < last; ++i) {
+        const Int group = i / shape.per_group() * C;
+        const T* __restrict__ mean = stats + group;
+        const T* __restrict__ r = stats + shape.groups * C + group;
+        for (Int at = i * shape.pooled(); at < (i + 1) * shape.pooled(); at += C) {
+            const T* __restrict__ p = p_all + at;
+            Code* __restrict__ code = code_all + at;
+            T* __restrict__ out = out_all + at;
+            SIMD
+            for (Int c = 0; c < C; ++c) {
+                const T t = (p[c] - mean[c]) * r[c] + bias[c];
+                out[c] = t <= 0 ? T(0) : t;  // NaN stays
+                code[c] = t <= 0 ? code[c] | INACTIVE : code[c];
+            }
+        }
+    }
+}
+
+// sums: G and G xhat, each (n, channels).
+template <class T>
+void gradient_sums(Int first, Int last, const Shape& shape, const T* g_all, const T* p_all, const Code* code_all,
+                   const T* stats, double* sums) {
+    const Int C = shape.channels;
+    for (Int i = first; i < last; ++i) {
+        const Int group = i / shape.per_group() * C;
+        const T* __restrict__ mean = stats + group;
+        const T* __restrict__ r = stats + shape.groups * C + group;
+        double* __restrict__ sum = sums + i * C;
+        double* __restrict__ product = sums + (shape.n + i) * C;
+        clear(sum, C), clear(product, C);
+        for (Int at = i * shape.pooled(); at < (i + 1) * shape.pooled(); at += C) {
+            const T* __restrict__ g = g_all + at;
+            const T* __restrict__ p = p_all + at;
+            const Code* __restrict__ code = code_all + at;
+            SIMD
+            for (Int c = 0; c < C; ++c) {
+                const T G = code[c] < INACTIVE ? g[c] : T(0);
+                sum[c] += G, product[c] += G * ((p[c] - mean[c]) * r[c]);
+            }
+        }
+    }
+}
+
+// moments: mean(G) and A, each (groups, channels). factors: r mean(G) and r^2 A. g_b: (channels).
+template <class T>
+void gradient_factors(const Shape& shape, const double* sums, const T* stats, double* moments, T* factors, T* g_b) {
+    const Int C = shape.channels, all = shape.groups * C;
+    for (Int c = 0; c < C; ++c) {
+        double total = 0;
+        for (Int group = 0; group < shape.groups; ++group) {
+            const Int k = group * C + c;
+            const double r = stats[all + k], sum = over_images(shape, sums, group, c);
+            const double mean = sum / shape.values();
+            const double A = over_images(shape, sums + shape.n * C, group, c) / shape.values();
+            total += sum;
+            moments[k] = mean, moments[all + k] = A;
+            factors[k] = static_cast<T>(r * mean), factors[all + k] = static_cast<T>(r * r * A);
+        }
+        g_b[c] = static_cast<T>(total);
+    }
+}
+
+// g_x = r G - r mean(G) - (x - mean) r^2 A (+ g_also, what second derivatives say of x).
+template <class T, bool WithAlso>
+void gradient(Int first, Int last, const Shape& shape, const T* g_all, const T* x_all, const Code* code_all,
+              const T* stats, const T* factors, const T* also_all, T* g_x_all) {
+    const Int C = shape.channels, row = shape.row(), all = shape.groups * C;
+    for (Int i = first; i < last; ++i) {
+        const Int group = i / shape.per_group() * C;
+        const T* __restrict__ mean = stats + group;
+        const T* __restrict__ r = stats + all + group;
+        const T* __restrict__ f0 = factors + group;
+        const T* __restrict__ f1 = factors + all + group;
+        const T* __restrict__ x = x_all + i * shape.image();
+        const T* __restrict__ g = g_all + i * shape.pooled();
+        const Code* __restrict__ code = code_all + i * shape.pooled();
+        const T* __restrict__ also = also_all + (WithAlso ? i * shape.image() : 0);
+        T* __restrict__ g_x = g_x_all + i * shape.image();
+        const auto rest = [=](Int k, Int c) {
+            const T value = -f0[c] - (x[k] - mean[c]) * f1[c];
+            return WithAlso ? value + also[k] : value;
+        };
+        each_pixel(
+            shape,
+            [=](Int at, Int pooled) {
+                SIMD
+                for (Int c = 0; c < C; ++c) {
+                    const int which = code[pooled + c];
+                    const T rG = r[c] * g[pooled + c];
+                    g_x[at + c] = (which == 0 ? rG : T(0)) + rest(at + c, c);
+                    g_x[at + C + c] = (which == 1 ? rG : T(0)) + rest(at + C + c, c);
+                    g_x[at + row + c] = (which == 2 ? rG : T(0)) + rest(at + row + c, c);
+                    g_x[at + row + C + c] = (which == 3 ? rG : T(0)) + rest(at + row + C + c, c);
+                }
+            },
+            [=](Int at) {
+                SIMD
+                for (Int c = 0; c < C; ++c) g_x[at + c] = rest(at + c, c);
+            });
+    }
+}
+
+// For the cotangent v of g_x. sums: v, v xhat and v G, each (n, channels). at_max: v where the pooled values came from.
+template <class T>
+void second_sums(Int first, Int last, const Shape& shape, const T* v_all, const T* g_all, const T* x_all,
+                 const Code* code_all, const T* stats, double* sums, T* at_max_all) {
+    const Int C = shape.channels, row = shape.row();
+    for (Int i = first; i < last; ++i) {
+        const Int group = i / shape.per_group() * C;
+        const T* __restrict__ mean = stats + group;
+        const T* __restrict__ r = stats + shape.groups * C + group;
+        const T* __restrict__ v = v_all + i * shape.image();
+        const T* __restrict__ x = x_all + i * shape.image();
+        const T* __restrict__ g = g_all + i * shape.pooled();
+        const Code* __restrict__ code = code_all + i * shape.pooled();
+        T* __restrict__ at_max = at_max_all + i * shape.pooled();
+        double* __restrict__ sum = sums + i * C;
+        double* __restrict__ with_xhat = sums + (shape.n + i) * C;
+        double* __restrict__ with_G = sums + (2 * shape.n + i) * C;
+        clear(sum, C), clear(with_xhat, C), clear(with_G, C);
+        each_pixel(
+            shape,
+            [=](Int at, Int pooled) {
+                SIMD
+                for (Int c = 0; c < C; ++c) {
+                    const T v0 = v[at + c], v1 = v[at + C + c], v2 = v[at + row + c], v3 = v[at + row + C + c];
+                    const T m = mean[c];
+                    const T h0 = x[at + c] - m, h1 = x[at + C + c] - m;
+                    const T h2 = x[at + row + c] - m, h3 = x[at + row + C + c] - m;
+                    const int code_here = code[pooled + c], which = code_here & 3;
+                    T here = v0;
+                    here = which == 1 ? v1 : here;
+                    here = which == 2 ? v2 : here;
+                    here = which == 3 ? v3 : here;
+                    at_max[pooled + c] = here;
+                    const T G = code_here < INACTIVE ? g[pooled + c] : T(0);
+                    sum[c] += (v0 + v1) + (v2 + v3);
+                    with_xhat[c] += ((v0 * h0 + v1 * h1) + (v2 * h2 + v3 * h3)) * r[c];
+                    with_G[c] += here * G;
+                }
+            },
+            [=](Int at) {
+                SIMD
+                for (Int c = 0; c < C; ++c)
+                    sum[c] += v[at + c], with_xhat[c] += v[at + c] * ((x[at + c] - mean[c]) * r[c]);
+            });
+    }
+}
+
+// With B = mean(v xhat), L = sum(v g_x) = r (sum(v G) - M mean(v) mean(G) - M A B) and H = -r (v A + G B):
+//   d_g = [active] (r (v - mean(v) - xhat B) + u_b) at the maxima
+//   d_x = r (H - mean(H) - xhat mean(H xhat)) - L r xhat / M,
+//   mean(H) = -r (mean(v) A + mean(G) B),  mean(H xhat) = -2 r A B;  the last term is L/r dr/dx.
+// factors: r mean(v) - u_b, r^2 B, r^2 A, r mean(H), r^2 (mean(H xhat) + L/M), each (groups, channels).
+template <class T>
+void second_factors(const Shape& shape, const double* sums, const T* stats, const double* moments, const T* u_b,
+                    T* factors) {
+    const Int C = shape.channels, all = shape.groups * C;
+    const double M = static_cast<double>(shape.values());
+    for (Int group = 0; group < shape.groups; ++group)
+        for (Int c = 0; c < C; ++c) {
+            const Int k = group * C + c;
+            const double r = stats[all + k], mean_G = moments[k], A = moments[all + k];
+            const double mean_v = over_images(shape, sums, group, c) / M;
+            const double B = over_images(shape, sums + shape.n * C, group, c) / M;
+            const double sum_vG = over_images(shape, sums + 2 * shape.n * C, group, c);
+            const double L = r * (sum_vG - M * mean_v * mean_G - M * A * B);
+            const double mean_H = -r * (mean_v * A + mean_G * B), mean_H_xhat = -2 * r * A * B;
+            factors[k] = static_cast<T>(r * mean_v - (u_b ? u_b[c] : T(0)));
+            factors[all + k] = static_cast<T>(r * r * B);
+            factors[2 * all + k] = static_cast<T>(r * r * A);
+            factors[3 * all + k] = static_cast<T>(r * mean_H);
+            factors[4 * all + k] = static_cast<T>(r * r * (mean_H_xhat + L / M));
+        }
+}
+
+// d_g holds v at the maxima at first.
+template <class T>
+void second(Int first, Int last, const Shape& shape, const T* v_all, const T* g_all, const T* x_all, const T* p_all,
+            const Code* code_all, const T* stats, const T* factors, T* d_g_all, T* d_x_all) {
+    const Int C = shape.channels, row = shape.row(), all = shape.groups * C;
+    for (Int i = first; i < last; ++i) {
+        const Int group = i / shape.per_group() * C;
+        const T* __restrict__ mean = stats + group;
+        const T* __restrict__ r = stats + all + group;
+        const T* __restrict__ f0 = factors + group;
+        const T* __restrict__ r2B = factors + all + group;
+        const T* __restrict__ r2A = factors + 2 * all + group;
+        const T* __restrict__ f3 = factors + 3 * all + group;
+        const T* __restrict__ f4 = factors + 4 * all + group;
+        const T* __restrict__ v = v_all + i * shape.image();
+        const T* __restrict__ x = x_all + i * shape.image();
+        const T* __restrict__ g = g_all + i * shape.pooled();
+        const T* __restrict__ p = p_all + i * shape.pooled();
+        const Code* __restrict__ code = code_all + i * shape.pooled();
+        T* __restrict__ d_g = d_g_all + i * shape.pooled();
+        T* __restrict__ d_x = d_x_all + i * shape.image();
+        const auto rest = [=](Int k, Int c) { return -r2A[c] * v[k] - f3[c] - (x[k] - mean[c]) * f4[c]; };
+        each_pixel(
+            shape,
+            [=](Int at, Int pooled) {
+                SIMD
+                for (Int c = 0; c < C; ++c) {
+                    const int which = code[pooled + c];
+                    const T r2BG = r2B[c] * g[pooled + c];
+                    const T inner = r[c] * d_g[pooled + c] - f0[c] - (p[pooled + c] - mean[c]) * r2B[c];
+                    d_g[pooled + c] = which < INACTIVE ? inner : T(0);
+                    d_x[at + c] = rest(at + c, c) - (which == 0 ? r2BG : T(0));
+                    d_x[at + C + c] = rest(at + C + c, c) - (which == 1 ? r2BG : T(0));
+                    d_x[at + row + c] = rest(at + row + c, c) - (which == 2 ? r2BG : T(0));
+                    d_x[at + row + C + c] = rest(at + row + C + c, c) - (which == 3 ? r2BG : T(0));
+                }
+            },
+            [=](Int at) {
+                SIMD
+                for (Int c = 0; c < C; ++c) d_x[at + c] = rest(at + c, c);
+            });
+    }
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What Python calls, for each type. Pointers that may be null: noise, g_s, g_f, g_mean, u, v, d_f, g_also, u_b.
+// ---------------------------------------------------------------------------------------------------------------------
+
+#define SHAPE Int n, Int height, Int width, Int channels, Int groups
+#define AS_SHAPE (Shape{n, height, width, channels, groups})
+
+#define FOR_TYPE(T, NAME)                                                                                              \
+    extern "C" void product_forward_##NAME(Int first, Int last, Int pixels, Int channels, Int noise_by_channel,        \
+                                           const T* f, const T* mean, const T* noise, T* out, T* s) {                  \
+        product_forward<T>(first, last, pixels, channels, noise_by_channel, f, mean, noise, out, s);                   \
+    }                                                                                                                  \
+    extern "C" void product_gradient_##NAME(Int first, Int last, Int size, const T* g, const T* f, const T* s,         \
+                                            const T* g_s, T* g_f, T* g_mean) {                                         \
+        for (Int i = first; i < last; ++i)                                                                             \
+            (g_s ? product_gradient<T, true> : product_gradient<T, false>)(i * size, (i + 1) * size, g, f, s, g_s,     \
+                                                                           g_f, g_mean);                               \
+    }                                                                                                                  \
+    extern "C" void product_second_##NAME(Int first, Int last, Int size, const T* g, const T* f, const T* s,           \
+                                          const T* u, const T* v, T* d_g, T* d_f, T* d_s) {                            \
+        for (Int i = first; i < last; ++i)                                                                             \
+            (u ? product_second<T, true> : product_second<T, false>)(i * size, (i + 1) * size, g, f, s, u, v, d_g,     \
+                                                                     d_f, d_s);                                        \
+    }                                                                                                                  \
+    extern "C" void pool_and_sum_##NAME(Int first, Int last, SHAPE, const T* x, T* p, Code* code, double* sums) {      \
+        pool_and_sum<T>(first, last, AS_SHAPE, x, p, code, sums);                                                      \
+    }                                                                                                                  \
+    extern "C" void statistics_##NAME(SHAPE, double eps, const T* x, const double* sums, T* stats) {                   \
+        statistics<T>(AS_SHAPE, eps, x, sums, stats);                                                                  \
+    }                                                                                                                  \
+    extern "C" void normalise_##NAME(Int first, Int last, SHAPE, const T* p, const T* stats, const T* bias,            \
+                                     Code* code, T* out) {                                                             \
+        normalise<T>(first, last, AS_SHAPE, p, stats, bias, code, out);                                                \
+    }                                                                                                                  \
+    extern "C" void gradient_sums_##NAME(Int first, Int last, SHAPE, const T* g, const T* p, const Code* code,         \
+                                         const T* stats, double* sums) {                                               \
+        gradient_sums<T>(first, last, AS_SHAPE, g, p, code, stats, sums);                                              \
+    }                                                                                                                  \
+    extern "C" void gradient_factors_##NAME(SHAPE, const double* sums, const T* stats, double* moments, T* factors,    \
+                                            T* g_b) {                                                                  \
+        gradient_factors<T>(AS_SHAPE, sums, stats, moments, factors, g_b);                                             \
+    }                                                                                                                  \
+    extern "C" void gradient_##NAME(Int first, Int last, SHAPE, const T* g, const T* x, const Code* code,              \
+                                    const T* stats, const T* factors, const T* g_also, T* g_x) {                       \
+        (g_also ? gradient<T, true> : gradient<T, false>)(first, last, AS_SHAPE, g, x, code, stats, factors, g_also,   \
+                                                          g_x);                                                        \
+    }                                                                                                                  \
+    extern "C" void second_sums_##NAME(Int first, Int last, SHAPE, const T* v, const T* g, const T* x,                 \
+                                       const Code* code, const T* stats, double* sums, T* at_max) {                    \
+        second_sums<T>(first, last, AS_SHAPE, v, g, x, code, stats, sums, at_max);                                     \
+    }                                                                                                                  \
+    extern "C" void second_factors_##NAME(SHAPE, const double* sums, const T* stats, const double* moments,            \
+                                          const T* u_b, T* factors) {                                                  \
+        second_factors<T>(AS_SHAPE, sums, stats, moments, u_b, factors);                                               \
+    }                                                                                                                  \
+    extern "C" void second_##NAME(Int first, Int last, SHAPE, const T* v, const T* g, const T* x, const T* p,          \
+                                  const Code* code, const T* stats, const T* factors, T* d_g, T* d_x) {                \
+        second<T>(first, last, AS_SHAPE, v, g, x, p, code, stats, factors, d_g, d_x);                                  \
+    }
+
+FOR_TYPE(float, float32)
+FOR_TYPE(double, float64)
