@@ -132,5 +132,5 @@ def assemble(images: ImageSet, indices: EpisodeIndices, shot: int) -> Episode:
 def _to_float(images: Tensor, dtype: torch.dtype | None) -> Tensor:
     if images.dtype == torch.uint8:
         # By way of float32 in any case, so that an episode has the same values whichever way it came.
-        images = images.to(torch.float32).div_(255)
+        images = images.to(torch.float32).mul_(1 / 255)
     return images if dtype is None else images.to(dtype)

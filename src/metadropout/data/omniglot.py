@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from metadropout.data.cache import Contents, Preparation, PreparedSet, open_prepared
 from metadropout.data.class_lists import SplitLists
@@ -206,4 +206,5 @@ def _characters(tree: FileTree, part: Part) -> dict[str, list[str]]:
 def _ink(image: Image.Image, shape: ImageShape) -> UInt8Array:
     if image.size != (SIDE, SIDE):
         raise UnreadableImageError(f"{image.width} x {image.height} instead of {SIDE} x {SIDE} pixels")
-    return to_array(ImageOps.invert(image.convert("L")), shape)
+    inverted: UInt8Array = ~np.asarray(image.convert("L"))  # 255 - x
+    return to_array(Image.fromarray(inverted), shape)
