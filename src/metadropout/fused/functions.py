@@ -24,34 +24,58 @@ LARGE = 2**16
 """Values in a tensor from which several threads are worth their while."""
 
 
-def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+_SIGNATURES = {  # how many integers, floating-point numbers and tensors each kernel takes, in this order
+    "product_forward": (5, 0, 5),
+    "product_gradient": (3, 0, 6),
+    "product_second": (3, 0, 8),
+    "norm_forward": (8, 1, 7),
+    "norm_gradient": (8, 0, 11),
+    "norm_second": (8, 0, 12),
+}
+
+Values = Tensor | int | float | None
+"""What a kernel takes; None is a null pointer."""
 
 
-def _arguments(values: tuple[Tensor | int | float | None, ...]) -> list[Any]:
-    convert: dict[type, Callable[[Any], Any]] = {int: ctypes.c_int64, float: ctypes.c_double}
-    return [convert.get(type(value), _pointer)(value) for value in values]
-
-
-def _kernel(name: str, like: Tensor) -> Any:
-    kernel = getattr(library(), f"{name}_{'float32' if like.dtype == torch.float32 else 'float64'}")
+@functools.cache
+def _kernel(name: str, dtype: torch.dtype) -> Any:
+    kernel = getattr(library(), f"{name}_{str(dtype).removeprefix('torch.')}")
+    integers, floats, tensors = _SIGNATURES[name]
+    kernel.argtypes = [ctypes.c_int64] * integers + [ctypes.c_double] * floats + [ctypes.c_void_p] * tensors
     kernel.restype = None
     return kernel
 
 
-def _run(name: str, like: Tensor, *values: Tensor | int | float | None) -> None:
-    """Call a kernel for the type of `like`."""
-    _kernel(name, like)(*_arguments(values))
-
-
-def _run_over_images(name: str, like: Tensor, *values: Tensor | int | float | None) -> None:
+def _run(name: str, images: Tensor, *values: Values) -> None:
     """Call a kernel that takes a range of images, in as many threads as PyTorch uses."""
-    kernel, arguments, n = _kernel(name, like), _arguments(values), like.shape[0]
-    threads = min(torch.get_num_threads(), n) if like.numel() >= LARGE else 1
-    if threads == 1:
-        kernel(ctypes.c_int64(0), ctypes.c_int64(n), *arguments)
+    kernel = _kernel(name, images.dtype)
+    arguments = [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
+    _over(images, kernel, arguments)
+
+
+def _run_stages(name: str, images: Tensor, *values: Values) -> None:
+    """Call a kernel of three stages, of which the second is not split among threads."""
+    kernel = _kernel(name, images.dtype)
+    arguments = [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
+    if _threads(images) == 1:
+        kernel(7, 0, len(images), *arguments)
         return
-    bounds = [ctypes.c_int64(n * k // threads) for k in range(threads + 1)]
+    _over(images, functools.partial(kernel, 1), arguments)
+    kernel(2, 0, len(images), *arguments)
+    _over(images, functools.partial(kernel, 4), arguments)
+
+
+def _threads(images: Tensor) -> int:
+    return min(torch.get_num_threads(), len(images)) if images.numel() >= LARGE else 1
+
+
+def _over(images: Tensor, kernel: Callable[..., None], arguments: list[Any]) -> None:
+    """Split the images evenly among threads; this one takes the first part."""
+    threads, n = _threads(images), len(images)
+    if threads == 1:
+        kernel(0, n, *arguments)
+        return
+    bounds = [n * k // threads for k in range(threads + 1)]
     pool = _pool(os.getpid(), threads - 1)
     others = [pool.submit(kernel, *bounds[k : k + 2], *arguments) for k in range(1, threads)]
     kernel(*bounds[:2], *arguments)
@@ -93,7 +117,7 @@ class NoisyProduct(torch.autograd.Function):
         if noise is not None and not noise.is_contiguous(memory_format=torch.channels_last):
             noise, by_channel = noise.contiguous(), True
         out, s = _like(f), _like(f)
-        _run_over_images("product_forward", f, pixels, channels, int(by_channel), f, mean, noise, out, s)
+        _run("product_forward", f, pixels, channels, int(by_channel), f, mean, noise, out, s)
         ctx.save_for_backward(f, s)
         ctx.set_materialize_grads(False)
         return out, s
@@ -119,7 +143,7 @@ class _NoisyProductGradient(torch.autograd.Function):
         g_f, g_mean = _like(f) if needs_f else None, _like(f) if needs_mean else None
         if needs_f or needs_mean:
             size = f.numel() // f.shape[0]
-            _run_over_images("product_gradient", f, size, g, f, s, g_s, g_f, g_mean)
+            _run("product_gradient", f, size, g, f, s, g_s, g_f, g_mean)
         ctx.save_for_backward(g, f, s)
         ctx.set_materialize_grads(False)
         return g_f, g_mean
@@ -133,7 +157,7 @@ class _NoisyProductGradient(torch.autograd.Function):
         u, v = None if u is None else _channels_last(u), None if v is None else _channels_last(v)
         d_g, d_f, d_s = _like(f), None if v is None else _like(f), _like(f)
         size = f.numel() // f.shape[0]
-        _run_over_images("product_second", f, size, g, f, s, u, v, d_g, d_f, d_s)
+        _run("product_second", f, size, g, f, s, u, v, d_g, d_f, d_s)
         return d_g, d_f, d_s, None, None, None
 
 
@@ -150,9 +174,7 @@ class NormReluPool(torch.autograd.Function):
         out, code = _like(p), torch.empty_like(p, dtype=torch.uint8, memory_format=torch.channels_last)
         sums, stats = torch.empty(2, n, channels, dtype=torch.float64), x.new_empty(2, groups, channels)
         offset = x.new_zeros(channels) if bias is None else bias.contiguous()
-        _run_over_images("pool_and_sum", x, *shape, x, p, code, sums)
-        _run("statistics", x, *shape, eps, x, sums, stats)
-        _run_over_images("normalise", p, *shape, p, stats, offset, code, out)
+        _run_stages("norm_forward", x, *shape, eps, x, offset, p, code, sums, stats, out)
         alias = x.detach()
         ctx.save_for_backward(alias, p, code, stats)
         ctx.set_materialize_grads(False)
@@ -180,9 +202,7 @@ class _NormReluPoolGradient(torch.autograd.Function):
         shape = (n, height, width, channels, stats.shape[1])
         sums, moments = torch.empty(2, n, channels, dtype=torch.float64), torch.empty(stats.shape, dtype=torch.float64)
         factors, g_x, g_b = torch.empty_like(stats), _like(x), x.new_empty(channels)
-        _run_over_images("gradient_sums", p, *shape, g, p, code, stats, sums)
-        _run("gradient_factors", x, *shape, sums, stats, moments, factors, g_b)
-        _run_over_images("gradient", x, *shape, g, x, code, stats, factors, g_also, g_x)
+        _run_stages("norm_gradient", x, *shape, g, x, p, code, stats, g_also, sums, moments, factors, g_b, g_x)
         ctx.save_for_backward(g, x, p, code, stats, moments)
         ctx.set_materialize_grads(False)
         return g_x, g_b
@@ -197,7 +217,5 @@ class _NormReluPoolGradient(torch.autograd.Function):
         shape = (n, height, width, channels, stats.shape[1])
         sums, factors = torch.empty(3, n, channels, dtype=torch.float64), x.new_empty(5, *stats.shape[1:])
         d_g, d_x = _like(g), _like(x)
-        _run_over_images("second_sums", x, *shape, v, g, x, code, stats, sums, d_g)
-        _run("second_factors", x, *shape, sums, stats, moments, u_b, factors)
-        _run_over_images("second", x, *shape, v, g, x, p, code, stats, factors, d_g, d_x)
+        _run_stages("norm_second", x, *shape, v, u_b, g, x, p, code, stats, moments, sums, factors, d_g, d_x)
         return d_g, d_x, None, None, None, None

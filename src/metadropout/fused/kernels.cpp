@@ -1,9 +1,9 @@
 // Element-wise work of the inner loop in few passes over memory, with first and second derivatives.
 //
 // Images lie in memory as (n, height, width, channels), so the inner loops over channels are contiguous and the
-// compiler vectorises them. Functions whose names end in a range [first, last) of images may run in several threads;
-// sums are kept per image and added in the order of the images, so that the number of threads changes nothing.
-// Sums of T = float are accumulated in double.
+// compiler vectorises them. Functions that take a range [first, last) of images may run in several threads; sums are
+// kept per image and added in the order of the images, so that the number of threads changes nothing. Sums of floats
+// are accumulated in double, a few values at a time.
 
 #include <cmath>
 #include <cstdint>
@@ -96,8 +96,10 @@ void product_forward(Int first, Int last, Int pixels, Int channels, bool noise_b
             const Int strip = 16;
             for (Int p0 = 0; p0 < pixels; p0 += strip) {
                 const Int p1 = p0 + strip < pixels ? p0 + strip : pixels;
-                for (Int c = 0; c < channels; ++c)
+                for (Int c = 0; c < channels; ++c) {
+                    __builtin_prefetch(noise + i + c * pixels + p1 + strip);  // too many rows for the hardware's
                     for (Int p = p0; p < p1; ++p) s[i + p * channels + c] = noise[i + c * pixels + p];
+                }
                 SIMD
                 for (Int k = i + p0 * channels; k < i + p1 * channels; ++k) {
                     s[k] = softplus(mean[k] + s[k]);
@@ -188,12 +190,13 @@ inline void clear(double* sums, Int size) {
 // Sum over the images of a group, in their order.
 inline double over_images(const Shape& shape, const double* sums, Int group, Int c) {
     double total = 0;
-    for (Int i = group * shape.per_group(); i < (group + 1) * shape.per_group(); ++i) total += sums[i * shape.channels + c];
+    const Int first = group * shape.per_group();
+    for (Int i = first; i < first + shape.per_group(); ++i) total += sums[i * shape.channels + c];
     return total;
 }
 
-// Pools and sums x - K and (x - K)^2, where K is the group's first pixel: it is close enough to the mean to lose nothing
-// in the variance. sums: (2, n, channels).
+// Pools and sums x - K and (x - K)^2, where K is the group's first pixel: close enough to the mean to lose nothing in
+// the variance. sums: (2, n, channels).
 template <class T>
 void pool_and_sum(Int first, Int last, const Shape& shape, const T* x_all, T* p_all, Code* code_all, double* sums) {
     const Int C = shape.channels, row = shape.row();
@@ -282,15 +285,23 @@ void gradient_sums(Int first, Int last, const Shape& shape, const T* g_all, cons
         double* __restrict__ sum = sums + i * C;
         double* __restrict__ product = sums + (shape.n + i) * C;
         clear(sum, C), clear(product, C);
-        for (Int at = i * shape.pooled(); at < (i + 1) * shape.pooled(); at += C) {
-            const T* __restrict__ g = g_all + at;
-            const T* __restrict__ p = p_all + at;
-            const Code* __restrict__ code = code_all + at;
+        const T* __restrict__ g = g_all + i * shape.pooled();
+        const T* __restrict__ p = p_all + i * shape.pooled();
+        const Code* __restrict__ code = code_all + i * shape.pooled();
+        const auto G = [=](Int k) { return code[k] < INACTIVE ? g[k] : T(0); };
+        Int at = 0;
+        for (; at + 4 * C <= shape.pooled(); at += 4 * C) {  // four pixels at a time
             SIMD
             for (Int c = 0; c < C; ++c) {
-                const T G = code[c] < INACTIVE ? g[c] : T(0);
-                sum[c] += G, product[c] += G * ((p[c] - mean[c]) * r[c]);
+                const Int k0 = at + c, k1 = k0 + C, k2 = k1 + C, k3 = k2 + C;
+                const T G0 = G(k0), G1 = G(k1), G2 = G(k2), G3 = G(k3), m = mean[c];
+                sum[c] += (G0 + G1) + (G2 + G3);
+                product[c] += ((G0 * (p[k0] - m) + G1 * (p[k1] - m)) + (G2 * (p[k2] - m) + G3 * (p[k3] - m))) * r[c];
             }
+        }
+        for (; at < shape.pooled(); at += C) {
+            SIMD
+            for (Int c = 0; c < C; ++c) sum[c] += G(at + c), product[c] += G(at + c) * ((p[at + c] - mean[c]) * r[c]);
         }
     }
 }
@@ -476,6 +487,8 @@ void second(Int first, Int last, const Shape& shape, const T* v_all, const T* g_
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What Python calls, for each type. Pointers that may be null: noise, g_s, g_f, g_mean, u, v, d_f, g_also, u_b.
+// The normalisation's functions have three stages: 1, sums per image, over a range of images; 2, over all images, what
+// follows from the sums; 4, the result, over a range of images. One thread asks for all of them at once (7).
 // ---------------------------------------------------------------------------------------------------------------------
 
 #define SHAPE Int n, Int height, Int width, Int channels, Int groups
@@ -498,40 +511,27 @@ void second(Int first, Int last, const Shape& shape, const T* v_all, const T* g_
             (u ? product_second<T, true> : product_second<T, false>)(i * size, (i + 1) * size, g, f, s, u, v, d_g,     \
                                                                      d_f, d_s);                                        \
     }                                                                                                                  \
-    extern "C" void pool_and_sum_##NAME(Int first, Int last, SHAPE, const T* x, T* p, Code* code, double* sums) {      \
-        pool_and_sum<T>(first, last, AS_SHAPE, x, p, code, sums);                                                      \
+    extern "C" void norm_forward_##NAME(Int stages, Int first, Int last, SHAPE, double eps, const T* x, const T* bias, \
+                                        T* p, Code* code, double* sums, T* stats, T* out) {                            \
+        if (stages & 1) pool_and_sum<T>(first, last, AS_SHAPE, x, p, code, sums);                                      \
+        if (stages & 2) statistics<T>(AS_SHAPE, eps, x, sums, stats);                                                  \
+        if (stages & 4) normalise<T>(first, last, AS_SHAPE, p, stats, bias, code, out);                                \
     }                                                                                                                  \
-    extern "C" void statistics_##NAME(SHAPE, double eps, const T* x, const double* sums, T* stats) {                   \
-        statistics<T>(AS_SHAPE, eps, x, sums, stats);                                                                  \
+    extern "C" void norm_gradient_##NAME(Int stages, Int first, Int last, SHAPE, const T* g, const T* x, const T* p,   \
+                                         const Code* code, const T* stats, const T* g_also, double* sums,              \
+                                         double* moments, T* factors, T* g_b, T* g_x) {                                \
+        if (stages & 1) gradient_sums<T>(first, last, AS_SHAPE, g, p, code, stats, sums);                              \
+        if (stages & 2) gradient_factors<T>(AS_SHAPE, sums, stats, moments, factors, g_b);                             \
+        if (stages & 4)                                                                                                \
+            (g_also ? gradient<T, true>                                                                                \
+                    : gradient<T, false>)(first, last, AS_SHAPE, g, x, code, stats, factors, g_also, g_x);             \
     }                                                                                                                  \
-    extern "C" void normalise_##NAME(Int first, Int last, SHAPE, const T* p, const T* stats, const T* bias,            \
-                                     Code* code, T* out) {                                                             \
-        normalise<T>(first, last, AS_SHAPE, p, stats, bias, code, out);                                                \
-    }                                                                                                                  \
-    extern "C" void gradient_sums_##NAME(Int first, Int last, SHAPE, const T* g, const T* p, const Code* code,         \
-                                         const T* stats, double* sums) {                                               \
-        gradient_sums<T>(first, last, AS_SHAPE, g, p, code, stats, sums);                                              \
-    }                                                                                                                  \
-    extern "C" void gradient_factors_##NAME(SHAPE, const double* sums, const T* stats, double* moments, T* factors,    \
-                                            T* g_b) {                                                                  \
-        gradient_factors<T>(AS_SHAPE, sums, stats, moments, factors, g_b);                                             \
-    }                                                                                                                  \
-    extern "C" void gradient_##NAME(Int first, Int last, SHAPE, const T* g, const T* x, const Code* code,              \
-                                    const T* stats, const T* factors, const T* g_also, T* g_x) {                       \
-        (g_also ? gradient<T, true> : gradient<T, false>)(first, last, AS_SHAPE, g, x, code, stats, factors, g_also,   \
-                                                          g_x);                                                        \
-    }                                                                                                                  \
-    extern "C" void second_sums_##NAME(Int first, Int last, SHAPE, const T* v, const T* g, const T* x,                 \
-                                       const Code* code, const T* stats, double* sums, T* at_max) {                    \
-        second_sums<T>(first, last, AS_SHAPE, v, g, x, code, stats, sums, at_max);                                     \
-    }                                                                                                                  \
-    extern "C" void second_factors_##NAME(SHAPE, const double* sums, const T* stats, const double* moments,            \
-                                          const T* u_b, T* factors) {                                                  \
-        second_factors<T>(AS_SHAPE, sums, stats, moments, u_b, factors);                                               \
-    }                                                                                                                  \
-    extern "C" void second_##NAME(Int first, Int last, SHAPE, const T* v, const T* g, const T* x, const T* p,          \
-                                  const Code* code, const T* stats, const T* factors, T* d_g, T* d_x) {                \
-        second<T>(first, last, AS_SHAPE, v, g, x, p, code, stats, factors, d_g, d_x);                                  \
+    extern "C" void norm_second_##NAME(Int stages, Int first, Int last, SHAPE, const T* v, const T* u_b, const T* g,   \
+                                       const T* x, const T* p, const Code* code, const T* stats,                       \
+                                       const double* moments, double* sums, T* factors, T* d_g, T* d_x) {              \
+        if (stages & 1) second_sums<T>(first, last, AS_SHAPE, v, g, x, code, stats, sums, d_g);                        \
+        if (stages & 2) second_factors<T>(AS_SHAPE, sums, stats, moments, u_b, factors);                               \
+        if (stages & 4) second<T>(first, last, AS_SHAPE, v, g, x, p, code, stats, factors, d_g, d_x);                  \
     }
 
 FOR_TYPE(float, float32)
