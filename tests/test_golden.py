@@ -37,7 +37,9 @@ def to_torch(name: str, value: np.ndarray) -> Tensor:
     if "dense_w" in name:
         features, outputs = value.shape
         side = math.isqrt(features // 64)
-        return torch.from_numpy(value.reshape(side, side, 64, outputs).transpose(3, 2, 0, 1).reshape(outputs, -1).copy())
+        return torch.from_numpy(
+            value.reshape(side, side, 64, outputs).transpose(3, 2, 0, 1).reshape(outputs, -1).copy()
+        )
     return torch.from_numpy(value)
 
 

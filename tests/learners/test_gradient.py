@@ -1,0 +1,276 @@
+"""The inner loop: what it adapts, what it leaves alone, and its meta-gradient."""
+
+from __future__ import annotations
+
+import gc
+import math
+
+import pytest
+import torch
+from toys import UsersModel, make_episode, randomise
+from torch import nn
+
+import metadropout as md
+
+LEARNERS = {"maml": md.MAML, "metasgd": md.MetaSGD}
+
+STEP = 1e-9  # of the finite differences: tiny, because a ReLU or a maximum may flip; float64 leaves 1e-7 of rounding
+
+
+def groups(learner: md.GradientLearner) -> dict[str, list[str]]:
+    """The learner's parameters by what the paper calls them."""
+    names = [name for name, _ in learner.named_parameters()]
+    rest = [name for name in names if name.startswith("network.") and name not in learner.adapted_names]
+    return {
+        "θ": learner.adapted_names,
+        "φ": [name for name in names if name.startswith("perturbation.")],
+        "b": rest,
+        "step sizes": [name for name in names if name.startswith("step_sizes.")],
+    }
+
+
+@pytest.mark.parametrize("inductive", [False, True], ids=["transductive", "inductive"])
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_meta_gradient_equals_finite_differences(network: nn.Module, kind: str, inductive: bool) -> None:
+    episode = make_episode()
+    noise = md.MetaDropout(network).double()
+    randomise(noise, seed=1)
+    learner = LEARNERS[kind](network, noise, inner_lr=0.01, steps=2, inductive=inductive).double()
+    if kind == "metasgd":
+        randomise(learner.step_sizes, scale=0.002, seed=2)
+    source = md.SeededNoise(5)
+    gradients = learner.task_gradient(episode, generator=source).gradients
+    parameters = dict(learner.named_parameters())
+    checked = []
+    for group, names in groups(learner).items():
+        if not names:
+            continue
+        g = torch.Generator().manual_seed(3)
+        direction = {n: torch.randn(parameters[n].shape, generator=g, dtype=torch.float64) for n in names}
+        expected = sum((gradients[n] * direction[n]).sum().item() for n in names)
+        losses = []
+        for move in (STEP, -2 * STEP, STEP):  # to p + h·d, to p − h·d, and back
+            with torch.no_grad():
+                for n in names:
+                    parameters[n].add_(direction[n], alpha=move)
+            losses.append(learner.loss(episode, generator=source).item())
+        measured = (losses[0] - losses[1]) / (2 * STEP)
+        assert measured == pytest.approx(expected, rel=1e-4, abs=1e-6), group
+        assert abs(expected) > 1e-3, f"{group}: a direction without effect shows nothing"
+        checked.append(group)
+    assert checked == ["θ", "φ", "b", *(["step sizes"] if kind == "metasgd" else [])]
+
+
+def test_adaptation_changes_theta_only(conv4: md.Conv4, episode: md.Episode) -> None:
+    noise = md.MetaDropout(conv4).double()
+    learner = md.MAML(conv4, noise)
+    before = {name: p.detach().clone() for name, p in learner.named_parameters()}
+    weights = learner._inner_steps(
+        dict(before), episode.support_x, episode.support_y, md.SeededNoise(0), 1, differentiable=False
+    )
+    changed = {name for name in before if not torch.equal(before[name], weights[name])}
+    assert changed == set(learner.adapted_names)
+    assert changed == {n for n in before if n.startswith("network.") and ".norm." not in n}
+    for name, parameter in learner.named_parameters():
+        assert torch.equal(parameter, before[name]), f"{name} of the learner itself must not change"
+
+
+def test_every_meta_parameter_gets_gradient(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MetaSGD(conv4, md.MetaDropout(conv4).double()).double()
+    gradients = learner.task_gradient(episode, generator=md.SeededNoise(0)).gradients
+    assert gradients.keys() == dict(learner.named_parameters()).keys()
+    silent = [name for name, g in gradients.items() if not g.abs().max() > 0]
+    assert silent == []
+
+
+def test_query_pass_is_deterministic_and_support_passes_are_not(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4, md.MetaDropout(conv4).double())
+    weights = dict(learner.named_parameters())
+    from metadropout.networks import Normalisation
+
+    def support(seed: int) -> torch.Tensor:
+        stream = md.SeededNoise(seed).stream(0, 0)
+        return learner._logits(weights, episode.support_x, [stream], Normalisation())
+
+    assert torch.equal(support(0), support(0))
+    assert not torch.allclose(support(0), support(1))
+    classifier = learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
+    assert torch.equal(classifier(episode.query_x), classifier(episode.query_x))
+
+
+@pytest.mark.parametrize("images_per_pass", [1, 13, 1000], ids=["one by one", "in chunks", "in one batch"])
+def test_a_step_with_many_samples_is_the_mean_of_single_recorded_passes(
+    conv4: md.Conv4, episode: md.Episode, images_per_pass: int
+) -> None:
+    noise = md.MetaDropout(conv4).double()
+    randomise(noise)
+    n, samples = len(episode.support_x), 5
+    shapes = [(n, 4, 16, 16), (n, 4, 8, 8), (n, 4, 4, 4), (n, 4, 2, 2), (n, 3)]
+    g = torch.Generator().manual_seed(0)
+    draws = [torch.randn(shape, generator=g, dtype=torch.float64) for _ in range(samples) for shape in shapes]
+
+    def one_step(source: md.RecordedNoise, mc_samples: int) -> dict[str, torch.Tensor]:
+        learner = md.MAML(conv4, noise, inner_lr=0.1, steps=1, images_per_pass=images_per_pass)
+        weights = {name: p.detach() for name, p in learner.named_parameters()}
+        return learner._inner_steps(
+            weights, episode.support_x, episode.support_y, source, mc_samples, differentiable=False
+        )
+
+    together = one_step(md.RecordedNoise(draws, per_pass=5, mc_samples=samples), samples)
+    singles = [one_step(md.RecordedNoise(draws[5 * s : 5 * s + 5], per_pass=5), 1) for s in range(samples)]
+    assert not torch.allclose(singles[0]["network.head.weight"], singles[1]["network.head.weight"])
+    for name in together:
+        torch.testing.assert_close(
+            together[name], torch.stack([s[name] for s in singles]).mean(0), rtol=1e-10, atol=1e-12
+        )
+
+
+def test_fresh_noise_is_drawn_in_every_step(conv4: md.Conv4) -> None:
+    asked = []
+
+    class Spy(md.SeededNoise):
+        def stream(self, step: int, sample: int):  # type: ignore[no-untyped-def]
+            asked.append((step, sample))
+            return super().stream(step, sample)
+
+    learner = md.MAML(conv4, md.MetaDropout(conv4).double(), steps=3)
+    episode = make_episode()
+    learner.adapt(episode.support_x, episode.support_y, generator=Spy(0), mc_samples=2)
+    assert asked == [(step, sample) for step in range(3) for sample in range(2)]
+    draws = {tuple(md.SeededNoise(0).stream(*key).normal((4,), torch.zeros(())).tolist()) for key in asked}
+    assert len(draws) == 6
+
+
+def test_inductive_answers_do_not_depend_on_the_other_query_images(conv4: md.Conv4, episode: md.Episode) -> None:
+    for inductive in (False, True):
+        learner = md.MAML(conv4, md.MetaDropout(conv4).double(), inductive=inductive)
+        assert learner.is_transductive is not inductive
+        classifier = learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
+        together = classifier(episode.query_x)
+        one_by_one = torch.cat([classifier(x[None]) for x in episode.query_x])
+        assert torch.allclose(together, one_by_one) is inductive
+
+
+def test_inductive_statistics_are_those_of_a_deterministic_support_pass_after_the_last_step(
+    conv4: md.Conv4, episode: md.Episode
+) -> None:
+    learner = md.MAML(conv4, md.MetaDropout(conv4).double(), inductive=True)
+    classifier = learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
+    transductive = md.MAML(conv4, learner.perturbation)
+    on_support = transductive.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
+    torch.testing.assert_close(classifier(episode.support_x), on_support(episode.support_x))
+
+
+def test_first_order_is_refused_with_the_reason_where_the_noise_could_not_be_learned(conv4: md.Conv4) -> None:
+    with pytest.raises(ValueError, match="first_order cannot be used with MetaDropout: the noise acts only through"):
+        md.MAML(conv4, md.MetaDropout(conv4), first_order=True)
+
+
+def test_first_order_maml_is_the_gradient_at_the_adapted_weights(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4, first_order=True, inner_lr=0.1, steps=2)
+    gradients = learner.task_gradient(episode).gradients
+    weights = {name: p.detach() for name, p in learner.named_parameters()}
+    weights = learner._inner_steps(weights, episode.support_x, episode.support_y, None, 1, differentiable=False)
+    weights = {name: w.requires_grad_() for name, w in weights.items()}
+    loss = nn.functional.cross_entropy(
+        learner._classifier(weights, episode.support_x)(episode.query_x), episode.query_y
+    )
+    for name, expected in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+        torch.testing.assert_close(gradients[name], expected)
+    second_order = md.MAML(conv4, inner_lr=0.1, steps=2).task_gradient(episode).gradients
+    assert not torch.allclose(gradients["network.blocks.1.conv.weight"], second_order["network.blocks.1.conv.weight"])
+
+
+def test_noise_without_a_source_is_an_error(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4, md.MetaDropout(conv4).double())
+    with pytest.raises(ValueError, match="draws noise: pass a generator"):
+        learner.loss(episode)
+    md.MAML(conv4).loss(episode)  # nothing random: no source needed
+
+
+def test_a_torch_generator_is_a_source_and_moves_on(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4, md.MetaDropout(conv4).double())
+    g = torch.Generator().manual_seed(1)
+    first, second = learner.loss(episode, generator=g), learner.loss(episode, generator=g)
+    assert first != second
+    assert learner.loss(episode, generator=torch.Generator().manual_seed(1)) == first
+
+
+def test_adapting_leaves_no_graph_and_no_growing_memory(conv4: md.Conv4, episode: md.Episode) -> None:
+    def live_tensors_after(steps: int, episodes: int) -> int:
+        learner = md.MAML(conv4, md.MetaDropout(conv4).double(), steps=steps)
+        with torch.no_grad():
+            for i in range(episodes):
+                classifier = learner.adapt(
+                    episode.support_x, episode.support_y, generator=md.SeededNoise(i), mc_samples=2
+                )
+                logits = classifier(episode.query_x)
+        assert logits.grad_fn is None
+        gc.collect()
+        return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+
+    live_tensors_after(1, 1)
+    few = live_tensors_after(steps=1, episodes=1)
+    assert live_tensors_after(steps=8, episodes=5) == few
+
+
+def test_images_of_an_adapted_model_can_be_differentiated(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4, md.MetaDropout(conv4).double())
+    classifier = learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
+    x = episode.query_x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(classifier(x).sum(), x)
+    assert gradient.abs().max() > 0
+
+
+def test_a_users_model_is_used_without_being_changed(episode: md.Episode) -> None:
+    model = UsersModel().double().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    noise = md.MetaDropout(model).double()
+    learner = md.MAML(model, noise)
+    learner.task_gradient(episode, generator=md.SeededNoise(0))
+    learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0))(episode.query_x)
+    assert model.training
+    assert not model.stem._forward_hooks
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name  # running averages included
+    assert list(noise.generators) == ["stem", "body/0", "hidden", "fc"]
+    assert {n for n, _ in model.named_parameters()} - {n.removeprefix("network.") for n in learner.adapted_names} == {
+        "bn.weight",
+        "bn.bias",
+        "body.1.weight",
+        "body.1.bias",
+    }
+
+
+def test_layers_and_adapted_parameters_can_be_named(episode: md.Episode) -> None:
+    model = UsersModel().double()
+    noise = md.MetaDropout(model, layers=["hidden"], head="fc").double()
+    learner = md.MAML(model, noise, adapted=["fc.weight"])
+    assert list(noise.generators) == ["hidden", "fc"]
+    assert learner.adapted_names == ["network.fc.weight"]
+    learner.task_gradient(episode, generator=md.SeededNoise(0))
+    with pytest.raises(ValueError, match=r"'nothing' is not a convolution or hidden linear layer of UsersModel"):
+        md.MetaDropout(model, layers=["nothing"])
+    with pytest.raises(ValueError, match=r"the head 'stem' is not a linear layer of UsersModel"):
+        md.MetaDropout(model, head="stem")
+    with pytest.raises(ValueError, match=r"\['fc.wait'\] are not parameters of UsersModel"):
+        md.MAML(model, adapted=["fc.wait"])
+
+
+def test_steps_on_the_support_loss_lower_it(network: nn.Module) -> None:
+    episode = make_episode()
+    losses = []
+    for steps in (0, 10):
+        learner = md.MAML(network, inner_lr=0.05, steps=steps)
+        classifier = learner.adapt(episode.support_x, episode.support_y)
+        losses.append(nn.functional.cross_entropy(classifier(episode.support_x), episode.support_y).item())
+    assert losses[1] < losses[0]
+
+
+def test_a_diverging_inner_loop_is_explained(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4, inner_lr=math.inf, steps=3)
+    assert "the inner loop diverged" in learner.explain_failure(episode)
+    assert "lower learner.inner_lr" in learner.explain_failure(episode)
+    with torch.no_grad():
+        conv4.head.bias[0] = torch.nan
+    assert "'network.head.bias' is not finite at the start" in learner.explain_failure(episode)

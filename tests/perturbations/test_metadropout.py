@@ -1,0 +1,122 @@
+"""Meta-dropout's defining facts, checked before normalisation, which would hide a constant factor per channel."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import randomise
+from scipy import integrate, stats
+from torch import Tensor
+from torch.nn import functional as F
+
+import metadropout as md
+from metadropout.perturbations import Pass
+
+
+def make(conv4: md.Conv4, **options: object) -> tuple[md.MetaDropout, dict[str, Tensor]]:
+    noise = md.MetaDropout(conv4, **options).double()  # type: ignore[arg-type]
+    randomise(noise)
+    return noise, dict(noise.named_parameters())
+
+
+def test_query_form_is_the_output_times_softplus_of_the_twin(conv4: md.Conv4) -> None:
+    noise, weights = make(conv4)
+    h = torch.rand(2, 4, 8, 8, dtype=torch.float64)
+    f = conv4.blocks[1].conv(h)
+    mean = F.conv2d(h, weights["generators.blocks/1/conv.weight"], weights["generators.blocks/1/conv.bias"], padding=1)
+    out = noise.perturb("blocks.1.conv", h, f, Pass(weights))
+    torch.testing.assert_close(out, f * torch.log1p(torch.exp(mean)))
+
+
+def test_support_form_adds_unit_noise_before_the_softplus(conv4: md.Conv4) -> None:
+    noise, weights = make(conv4)
+    h = torch.rand(2, 4, 8, 8, dtype=torch.float64)
+    f = conv4.blocks[1].conv(h)
+    mean = F.conv2d(h, weights["generators.blocks/1/conv.weight"], weights["generators.blocks/1/conv.bias"], padding=1)
+    e = torch.randn(f.shape, dtype=torch.float64)
+    stream = md.RecordedNoise([e], per_pass=1).stream(0, 0)
+    out = noise.perturb("blocks.1.conv", h, f, Pass(weights, [stream]))
+    torch.testing.assert_close(out, f * torch.log1p(torch.exp(mean + e)))
+
+
+@pytest.mark.parametrize("mean", [-2.0, 0.0, 1.5])
+@pytest.mark.parametrize("link", ["softplus", "exp"])
+def test_sampled_multiplier_has_the_mean_and_variance_of_the_links_gaussian(mean: float, link: str) -> None:
+    network = md.Conv4(way=2, channels=2, image_size=16).double()
+    noise = md.MetaDropout(network, link=link).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in noise.parameters():
+            parameter.zero_()
+        noise.generators["blocks/0/conv"].bias.fill_(mean)
+    f = torch.ones(300, 2, 16, 16, dtype=torch.float64)
+    stream = md.SeededNoise(7).stream(0, 0)
+    z = noise.perturb(
+        "blocks.0.conv",
+        torch.zeros(300, 1, 16, 16, dtype=torch.float64),
+        f,
+        Pass(dict(noise.named_parameters()), [stream]),
+    )
+
+    function = (lambda a: np.logaddexp(0, a)) if link == "softplus" else np.exp
+
+    def moment(k: int) -> float:
+        return float(integrate.quad(lambda a: function(a) ** k * stats.norm.pdf(a, mean, 1), mean - 12, mean + 12)[0])
+
+    expected_mean = moment(1)
+    expected_variance = moment(2) - expected_mean**2
+    fourth = integrate.quad(
+        lambda a: (function(a) - expected_mean) ** 4 * stats.norm.pdf(a, mean, 1), mean - 12, mean + 12
+    )[0]
+    n = z.numel()
+    assert abs(z.mean().item() - expected_mean) < 5 * math.sqrt(expected_variance / n)
+    assert abs(z.var().item() - expected_variance) < 5 * math.sqrt((fourth - expected_variance**2) / n)
+
+
+def test_head_noise_has_one_sigma_per_image_and_a_draw_per_class(conv4: md.Conv4) -> None:
+    noise, weights = make(conv4)
+    h = torch.rand(5, 4, dtype=torch.float64)
+    logits = conv4.head(h)
+    e = torch.randn(5, 3, dtype=torch.float64)
+    stream = md.RecordedNoise([e], per_pass=1).stream(0, 0)
+    added = noise.perturb("head", h, logits, Pass(weights, [stream])) - logits
+    sigma = added / e
+    torch.testing.assert_close(sigma, sigma[:, :1].expand(-1, 3))
+    assert sigma[:, 0].unique().numel() == 5
+    expected = F.softplus(h @ weights["generators.head.weight"].T + weights["generators.head.bias"])
+    torch.testing.assert_close(sigma[:, :1], expected)
+
+
+def test_head_is_clean_on_query_and_where_head_noise_is_off(conv4: md.Conv4) -> None:
+    noise, weights = make(conv4)
+    h = torch.rand(5, 4, dtype=torch.float64)
+    logits = conv4.head(h)
+    assert torch.equal(noise.perturb("head", h, logits, Pass(weights)), logits)
+    clean, weights = make(conv4, head_noise=False)
+    assert torch.equal(clean.perturb("head", h, logits, Pass(weights, [md.SeededNoise(0).stream(0, 0)])), logits)
+    assert not any("head" in name for name in weights)
+
+
+def test_twins_have_the_layers_shapes_and_the_authors_initial_values() -> None:
+    torch.manual_seed(0)
+    network = md.Conv4(way=20, channels=64)
+    noise = md.MetaDropout(network)
+    for i in range(4):
+        twin, layer = noise.generators[f"blocks/{i}/conv"], network.blocks[i].conv
+        for conv in (twin, layer):
+            assert conv.weight.shape == layer.weight.shape
+            assert conv.weight.abs().max() <= 0.04
+            if i:  # enough values for the standard deviation of a normal cut at two of its own: 0.88 · 0.02
+                assert conv.weight.std().item() == pytest.approx(0.0176, rel=0.03)
+            assert (conv.bias == 0).all()
+        assert (network.blocks[i].norm.bias == 0).all()
+        assert not torch.equal(twin.weight, layer.weight)
+    assert noise.generators["head"].weight.shape == (1, 64)
+    assert network.head.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_an_unknown_link_is_refused(conv4: md.Conv4) -> None:
+    with pytest.raises(ValueError, match="link is 'relu'"):
+        md.MetaDropout(conv4, link="relu")  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""Small networks and tasks for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import metadropout as md
+
+
+class UsersModel(nn.Module):
+    """A model as users write them: its own BatchNorm with running averages, a hidden linear layer, `view`, dropout."""
+
+    def __init__(self, way: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, stride=2, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(4)
+        self.body = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.GroupNorm(2, 6), nn.ReLU())
+        self.hidden = nn.Linear(6 * 4, 8)
+        self.dropout = nn.Dropout(0.5)
+        self.fc = nn.Linear(8, way)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.stem(x)))
+        x = F.adaptive_avg_pool2d(self.body(x), 2)
+        x = self.dropout(torch.tanh(self.hidden(x.view(x.size(0), -1))))
+        return self.fc(x)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "conv4": lambda: md.Conv4(way=3, in_channels=1, image_size=16, channels=4),
+    "resnet12": lambda: md.ResNet12(way=3, in_channels=1, image_size=16, channels=(3, 4, 5, 6)),
+    "users-model": UsersModel,
+}
+
+
+def make_episode(
+    way: int = 3, shot: int = 2, query: int = 2, size: int = 16, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> md.Episode:
+    g = torch.Generator().manual_seed(seed)
+
+    def images(n: int) -> Tensor:
+        return torch.rand(n, 1, size, size, generator=g, dtype=dtype)
+
+    labels = torch.arange(way)
+    return md.Episode(
+        images(way * shot), labels.repeat_interleave(shot), images(way * query), labels.repeat_interleave(query)
+    )
+
+
+def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> None:
+    """Give all parameters values that are large enough for every path to matter."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=g, dtype=parameter.dtype) * scale)
