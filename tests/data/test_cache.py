@@ -103,6 +103,16 @@ def test_a_changed_source_is_prepared_again(toy: Toy, cache_home: Path) -> None:
     assert files(cache_home) == [".json", ".lock", ".u8"]  # and it is not left lying about
 
 
+def test_a_source_that_changes_while_it_is_read_is_prepared_again(toy: Toy) -> None:
+    def read(source: Source) -> Contents:
+        contents = toy.read(source)
+        toy.path.write_bytes(bytes(range(20, 28)))
+        return contents
+
+    assert greys(toy.open(read=read)) == list(range(8))
+    assert greys(toy.open()) == list(range(20, 28))
+
+
 def test_a_copied_source_is_the_same_source(toy: Toy) -> None:
     toy.open()
     os.utime(toy.path, (1, 1))

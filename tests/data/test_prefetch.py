@@ -8,6 +8,7 @@ import torch
 from metadropout.data.episodes import Episode, EpisodeSampler
 from metadropout.data.glyphs import Glyphs
 from metadropout.data.prefetch import Prefetcher
+from metadropout.errors import DataError
 
 
 def episode(iteration: int, task: int) -> Episode:
@@ -84,6 +85,11 @@ def test_closing_early_ends_the_thread_and_may_be_repeated() -> None:
     prefetcher.close()
     assert threads() == []
     assert list(prefetcher) == []
+
+
+def test_a_depth_below_one_is_refused() -> None:
+    with pytest.raises(DataError, match="depth is 0"):
+        Prefetcher(episode, [(0, 0)], depth=0)
 
 
 def test_a_used_up_prefetcher_stays_used_up() -> None:

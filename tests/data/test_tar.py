@@ -1,4 +1,5 @@
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_an_archive_cut_short_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:150])
     with pytest.raises(DataError, match="not a readable tar archive"):
         list(read_members(path, ("x", "y")))
+
+
+def test_damage_in_the_middle_is_reported(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "a.tar.gz", ("x", os.urandom(5000)))
+    content = bytearray(path.read_bytes())
+    content[100:4000] = bytes(3900)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not a readable tar archive"):
+        list(read_members(path, ("x",)))
 
 
 def test_a_missing_member_is_named(tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ def _open_if_current(path: Path, preparation: Preparation, source: Source | None
 
 
 def _build(path: Path, preparation: Preparation, source: Source) -> dict[str, Any]:
+    # Described before it is read: a change in between shows as a difference the next time, and not as nothing.
+    described = source.describe()
     contents = preparation.read(source)
     total = sum(contents.class_sizes.values())
     size = total * int(np.prod(preparation.image_shape))
@@ -218,7 +220,7 @@ def _build(path: Path, preparation: Preparation, source: Source) -> dict[str, An
         manifest = {
             "version": VERSION,
             "name": preparation.stem,
-            "source": source.describe(),
+            "source": described,
             "settings": preparation.settings,
             "image_shape": list(preparation.image_shape),
             "pixels": {"file": pixels.name, "bytes": size, "sha256": digest},

@@ -35,11 +35,13 @@ class Episode:
             device: where to.
             dtype: floating-point type of the images; None keeps floats as they are and makes bytes float32.
         """
+        # Towards the CPU nobody may go on before everything has arrived.
+        background = torch.device(device).type == "cuda"
         return Episode(
-            _to_float(self.support_x.to(device, non_blocking=True), dtype),
-            self.support_y.to(device, non_blocking=True),
-            _to_float(self.query_x.to(device, non_blocking=True), dtype),
-            self.query_y.to(device, non_blocking=True),
+            _to_float(self.support_x.to(device, non_blocking=background), dtype),
+            self.support_y.to(device, non_blocking=background),
+            _to_float(self.query_x.to(device, non_blocking=background), dtype),
+            self.query_y.to(device, non_blocking=background),
         )
 
     def pin_memory(self) -> Episode:

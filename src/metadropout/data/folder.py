@@ -66,7 +66,7 @@ def folder(
     key = hashlib.sha256(json.dumps([str(root.absolute()), settings]).encode()).hexdigest()[:12]
     prepared = open_prepared(
         Preparation(
-            stem=f"folder-{root.stem}-{key}",
+            stem=f"folder-{root.stem[:40]}-{key}",
             image_shape=shape,
             settings=settings,
             directory=str(root),

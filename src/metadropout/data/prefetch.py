@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from metadropout.data.episodes import Episode
+from metadropout.errors import DataError
 
 
 class Prefetcher(Iterator[Episode]):
@@ -33,6 +34,8 @@ class Prefetcher(Iterator[Episode]):
         depth: int = 16,
         pin_memory: bool = False,
     ) -> None:
+        if depth < 1:
+            raise DataError(f"depth is {depth}; at least 1 episode has to be made ahead")
         self._draw, self._pairs, self._pin_memory = draw, iter(pairs), pin_memory
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="episodes")
         self._pending: deque[Future[Episode]] = deque()

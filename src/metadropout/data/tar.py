@@ -32,7 +32,9 @@ def read_members(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, byt
                 if last in missing and (file := archive.extractfile(member)) is not None:
                     missing.discard(last)
                     yield member.name, file.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # tarfile, zlib, lzma and gzip each have their own errors
         raise DataError(f"{path}: not a readable tar archive ({error}); it may be cut short, fetch it again") from error
     if missing:
         raise DataError(f"{path}: {', '.join(sorted(missing))} not in it; fetch the archive again")

@@ -113,7 +113,7 @@ def walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     People collect classes by linking to them. A folder that was entered before is not entered again, so a link that
     leads upwards does no harm.
     """
-    entered = {os.stat(root).st_ino}
+    entered = {_identity(root)}
     pending = [""]
     while pending:
         folder = pending.pop()
@@ -122,11 +122,16 @@ def walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
         for entry in found:
             name = f"{folder}/{entry.name}" if folder else entry.name
             if entry.is_dir():
-                if (inode := entry.stat().st_ino) in entered:
+                if (identity := _identity(entry.path)) in entered:
                     continue
-                entered.add(inode)
+                entered.add(identity)
                 pending.append(name)
             yield name, entry
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
 
 
 def is_unsafe_name(name: str) -> bool:
