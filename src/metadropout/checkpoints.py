@@ -55,13 +55,11 @@ def save_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimiz
     except OSError as error:
         raise TrainingError(
             f"{path}: the checkpoint cannot be written: {error.strerror}; the one before it is kept. "
-            "Make room or mend the folder, then go on with: metadropout train --resume RUN"
+            f"Make room or mend the folder, then go on with: metadropout train --resume {path.parent.parent}"
         ) from None
 
 
-def load_checkpoint(
-    path: Path, learner: Learner, optimizer: torch.optim.Optimizer | None = None
-) -> Progress:
+def load_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimizer | None = None) -> Progress:
     """Read a checkpoint into a learner and, if given, its optimiser; check everything before changing either.
 
     Raises:

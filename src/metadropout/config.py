@@ -152,7 +152,9 @@ def parse_config(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None = N
     for dotted, value in (overrides or {}).items():
         _override(merged, dotted, value)
     if unknown := sorted(set(merged) - set(Config.__dataclass_fields__)):
-        raise ConfigError(f"'{unknown[0]}' is not a section; the sections are: {', '.join(Config.__dataclass_fields__)}")
+        raise ConfigError(
+            f"'{unknown[0]}' is not a section; the sections are: {', '.join(Config.__dataclass_fields__)}"
+        )
     for name in (*AXES, *PLAIN_SECTIONS, "reported"):
         if not isinstance(merged.setdefault(name, {}), Mapping):
             raise ConfigError(f"{name} must be a section of options, not {merged[name]!r}")
@@ -244,6 +246,8 @@ def _seed(value: Any) -> int:
     return seed
 
 
-def _require(fine: bool, name: str, value: object, need: Literal["at least 1", "at least 2", "above 0", "0 or more"]) -> None:
+def _require(
+    fine: bool, name: str, value: object, need: Literal["at least 1", "at least 2", "above 0", "0 or more"]
+) -> None:
     if not fine:
         raise ConfigError(f"{name} is {value}; it must be {need}")

@@ -95,4 +95,4 @@ def _event_writer(folder: Path, first_iteration: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (optional)
     except ImportError:
         return None
-    return SummaryWriter(str(folder), purge_step=first_iteration)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=first_iteration)

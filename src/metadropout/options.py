@@ -36,7 +36,9 @@ def options_of(part: Callable[..., Any]) -> tuple[Option, ...]:
     )
 
 
-def check_options(part: Callable[..., Any], given: dict[str, Any], where: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
+def check_options(
+    part: Callable[..., Any], given: dict[str, Any], where: str, skip: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Check given values against a part's options and return all of them, defaults included.
 
     Args:

@@ -63,7 +63,9 @@ def plot_accuracies(results: Mapping[str, Evaluation], path: Path, title: str) -
         spread = [row + 0.3 * (2 * (i * 0.618 % 1) - 1) for i in range(len(result.accuracies))]
         axis.scatter([100 * a for a in result.accuracies], spread, s=4, alpha=0.15, color=colour, linewidths=0)
         axis.errorbar(100 * result.mean, row, xerr=100 * result.interval, fmt="o", color="black", capsize=4)
-        axis.annotate(str(result), (100 * result.mean, row), (0, 9), textcoords="offset points", ha="center", fontsize=9)
+        axis.annotate(
+            str(result), (100 * result.mean, row), (0, 9), textcoords="offset points", ha="center", fontsize=9
+        )
     axis.set_yticks(range(len(results)), list(results))
     axis.set(xlabel="accuracy, %", title=title, ylim=(len(results) - 0.5, -0.6))
     axis.grid(axis="x", alpha=0.3)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -25,7 +23,7 @@ from metadropout.checkpoints import (
 from metadropout.config import Config, build_learner, resolve_device
 from metadropout.data import EpisodeSampler, Splits, open_dataset
 from metadropout.errors import DataError, TrainingError
-from metadropout.evaluation import Evaluation, evaluate
+from metadropout.evaluation import evaluate
 from metadropout.learners import Learner, TaskGradient
 from metadropout.metrics import MetricsLog
 from metadropout.noise import SeededNoise, mix_seed
@@ -143,10 +141,10 @@ class _Loop:
         result = self.learner.task_gradient(episode, generator=noise)
         finite = torch.stack([result.loss, *[g.sum() for g in result.gradients.values()]]).isfinite().all()
         if not finite:
-            latest = latest_checkpoint(self.run.checkpoints)
+            cause = self.learner.explain_failure(episode, generator=noise)
             raise TrainingError(
-                f"iteration {iteration + 1}, task {task + 1}: {self.learner.explain_failure(episode, generator=noise)}. "
-                f"The last good state is kept in {latest}"
+                f"iteration {iteration + 1}, task {task + 1}: {cause}. "
+                f"The last good state is kept in {latest_checkpoint(self.run.checkpoints)}"
             )
         return result
 
@@ -168,7 +166,9 @@ class _Loop:
         return progress
 
     def save(self, progress: Progress) -> None:
-        save_checkpoint(checkpoint_path(self.run.checkpoints, progress.iteration), self.learner, self.optimizer, progress)
+        save_checkpoint(
+            checkpoint_path(self.run.checkpoints, progress.iteration), self.learner, self.optimizer, progress
+        )
         drop_old_checkpoints(self.run.checkpoints)
 
 
@@ -181,7 +181,7 @@ class Interrupt:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Turn the first Ctrl-C or SIGTERM into a request to stop after the current iteration; a second one stops at once."""
+    """Turn the first Ctrl-C or SIGTERM into a request to stop after this iteration; a second one stops at once."""
     interrupt = Interrupt()
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -7,10 +7,11 @@ import math
 
 import pytest
 import torch
-from toys import UsersModel, make_episode, randomise
 from torch import nn
+from toys import UsersModel, make_episode, randomise
 
 import metadropout as md
+from metadropout.networks import Normalisation
 
 LEARNERS = {"maml": md.MAML, "metasgd": md.MetaSGD}
 
@@ -86,7 +87,6 @@ def test_every_meta_parameter_gets_gradient(conv4: md.Conv4, episode: md.Episode
 def test_query_pass_is_deterministic_and_support_passes_are_not(conv4: md.Conv4, episode: md.Episode) -> None:
     learner = md.MAML(conv4, md.MetaDropout(conv4).double())
     weights = dict(learner.named_parameters())
-    from metadropout.networks import Normalisation
 
     def support(seed: int) -> torch.Tensor:
         stream = md.SeededNoise(seed).stream(0, 0)

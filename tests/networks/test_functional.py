@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from toys import UsersModel
 from torch import nn
+from toys import UsersModel
 
 import metadropout as md
 from metadropout.networks import FunctionalNetwork, Normalisation, find_layers

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import metadropout
 from metadropout.cli import data, demo, evaluate, options, recipes, train
-from metadropout.errors import MetadropoutError
+from metadropout.cli.overrides import split_overrides
+from metadropout.errors import ConfigError, MetadropoutError
 
 DESCRIPTION = """\
 Few-shot learning that learns how to perturb: MAML and Meta-SGD with Meta-dropout.
@@ -32,11 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (train, evaluate, recipes, options, data, demo):
         command.register(commands)
-    namespace, rest = parser.parse_known_args(arguments)
-    if rest and not getattr(namespace, "takes_overrides", False):
-        parser.error(f"unrecognised arguments: {' '.join(rest)}")
-    namespace.rest = rest
     try:
+        plain, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
+        namespace = parser.parse_args(plain)
+        if overrides and not getattr(namespace, "takes_overrides", False):
+            raise ConfigError(f"--{next(iter(overrides))} has no meaning for this command")
+        namespace.overrides = overrides
         return int(namespace.run(namespace))
     except MetadropoutError as error:
         print(f"metadropout: error: {error}", file=sys.stderr)

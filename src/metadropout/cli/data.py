@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from metadropout.cli.overrides import parse_overrides
 from metadropout.data import DATASETS, EpisodeSampler, Splits, open_dataset
 from metadropout.data.inspection import check, prepared_of, state_of
 from metadropout.data.locations import cache_directory, data_directory
@@ -111,7 +110,7 @@ def _open(namespace: argparse.Namespace) -> Splits:
     if namespace.name not in DATASETS:
         open_dataset(namespace.name)  # raises the error that lists the known ones
     options: dict[str, Any] = {}
-    for name, value in parse_overrides(getattr(namespace, "rest", [])).items():
+    for name, value in namespace.overrides.items():
         section, _, option = name.partition(".")
         if section != "data" or not option:
             raise ConfigError(f"--{name} is not understood; options of a data set look like --data.image_size 84")

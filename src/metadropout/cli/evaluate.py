@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from metadropout.checkpoints import load_checkpoint
 from metadropout.config import build_learner, parse_config, resolve_device
-from metadropout.cli.overrides import parse_overrides
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.evaluation import Evaluation, evaluate
 from metadropout.files import write_atomically
@@ -51,11 +50,10 @@ def run_command(namespace: argparse.Namespace) -> int:
     for name in ("episodes", "mc_samples"):
         if getattr(namespace, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(namespace, name)}; it must be at least 1")
-    overrides = parse_overrides(namespace.rest)
-    if odd := [name for name in overrides if not name.startswith("machine.")]:
+    if odd := [name for name in namespace.overrides if not name.startswith("machine.")]:
         raise ConfigError(f"--{odd[0]} cannot change here: evaluate takes only --machine options from the recipe")
     run = open_run(namespace.folder)
-    run = Run(run.folder, parse_config(run.config.to_dict(), overrides))
+    run = Run(run.folder, parse_config(run.config.to_dict(), namespace.overrides))
     result = evaluate_run(
         run,
         episodes=namespace.episodes,

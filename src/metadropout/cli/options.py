@@ -6,7 +6,7 @@ import argparse
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -33,18 +33,19 @@ def run_command(namespace: argparse.Namespace) -> int:
 
 def describe(only: str | None = None) -> Iterator[str]:
     """Yield the lines of the description of all sections, or of one."""
-    for section, parts in {**AXES, **PLAIN_SECTIONS}.items():
+    for section in (*AXES, *PLAIN_SECTIONS):
         if only not in (None, section):
             continue
-        named = parts.items() if not isinstance(parts, type) else [("", parts)]
+        named: Mapping[str, Callable[..., Any]] = AXES.get(section) or {"": PLAIN_SECTIONS[section]}
         yield f"{section}:"
-        for name, part in named:
+        for name, part in named.items():
             if name:
                 default = " (default)" if DEFAULT_PARTS[section] == name else ""
                 yield f"  --{section}.name {name}{default}: {_first_sentence(part)}"
             for option in options_of(part):
                 if option.name not in FROM_DATA.get(section, ()):
-                    yield f"      --{section}.{option.name} {_type(option)} (default: {_default(option)}): {option.help}"
+                    setting = f"--{section}.{option.name} {_type(option)} (default: {_default(option)})"
+                    yield f"      {setting}: {option.help}"
         yield ""
 
 

@@ -10,21 +10,23 @@ import yaml
 from metadropout.errors import ConfigError
 
 
-def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """Turn `--section.option value` pairs into a dictionary by dotted name."""
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Take the `--section.option value` pairs out of the arguments; return the rest and the pairs by dotted name."""
+    rest: list[str] = []
     overrides: dict[str, Any] = {}
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
         name, equals, value = argument.removeprefix("--").partition("=")
-        if not argument.startswith("--") or not name:
-            raise ConfigError(f"'{argument}' is not understood; options look like --learner.inner_lr 0.4")
+        if not argument.startswith("--") or "." not in name:
+            rest.append(argument)
+            continue
         if not equals:
             if not remaining or remaining[0].startswith("--"):
                 raise ConfigError(f"{argument} needs a value")
             value = remaining.pop(0)
         overrides[name] = _value(value)
-    return overrides
+    return rest, overrides
 
 
 def _value(text: str) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metadropout.cli.overrides import parse_overrides
 from metadropout.cli.progress import TrainingDisplay
 from metadropout.config import Config, parse_config
 from metadropout.errors import ConfigError
@@ -39,12 +38,15 @@ def register(commands: Any) -> None:
     parser.add_argument("recipe", nargs="?", help="name of a recipe ('metadropout recipes' lists them) or a YAML file")
     parser.add_argument("--out", type=Path, metavar="RUN", help="folder for the new run")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="folder of a run to go on with")
+    parser.add_argument("--seed", type=int, help="seed of everything random in the run")
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 
 def run_command(namespace: argparse.Namespace) -> int:
     """Train, and return the exit status."""
-    overrides = parse_overrides(namespace.rest)
+    overrides = dict(namespace.overrides)
+    if namespace.seed is not None:
+        overrides["seed"] = namespace.seed
     if namespace.resume is not None:
         if namespace.recipe or namespace.out:
             raise ConfigError("--resume takes the recipe and the folder from the run: give neither RECIPE nor --out")

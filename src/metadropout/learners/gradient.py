@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from metadropout.data import Episode
 from metadropout.learners.base import Classifier, Learner, Outcome, cross_entropy
-from metadropout.networks.functional import NORMS, FunctionalNetwork, Normalisation
+from metadropout.networks.functional import NORMS, FunctionalNetwork, LayerStatistics, Normalisation
 from metadropout.noise import NoiseSource, NoiseStream, as_noise_source
 from metadropout.perturbations import NoPerturbation, Pass, Perturbation
 
@@ -90,7 +90,7 @@ class GradientLearner(Learner):
 
     def forward(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Outcome:
         noise = self._noise_from(generator)
-        weights = dict(self.named_parameters())
+        weights: Weights = dict(self.named_parameters())
         weights = self._inner_steps(weights, episode.support_x, episode.support_y, noise, 1, differentiable=True)
         logits = self._classifier(weights, episode.support_x)(episode.query_x)
         return Outcome(cross_entropy(logits, episode.query_y), logits)
@@ -192,7 +192,7 @@ class GradientLearner(Learner):
 
     def _classifier(self, weights: Weights, support_x: Tensor) -> Classifier:
         """Return the adapted model as a function of images."""
-        statistics = None
+        statistics: LayerStatistics | None = None
         if self.inductive:
             statistics = {}
             self._logits(weights, support_x, [], Normalisation(collected=statistics))

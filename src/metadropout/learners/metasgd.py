@@ -21,7 +21,8 @@ class MetaSGD(GradientLearner):
         )
 
     def update(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        return weight - self.step_sizes[_key(name)] * gradient
+        step_size: Tensor = self.step_sizes[_key(name)]
+        return weight - step_size * gradient
 
 
 def _key(name: str) -> str:

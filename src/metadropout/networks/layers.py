@@ -56,5 +56,5 @@ def apply_layer(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None
         return nn.functional.linear(x, weight, bias)
     if isinstance(layer, CONVOLUTIONS):
         # The one function that knows the layer's stride, padding mode and groups but takes any weights.
-        return layer._conv_forward(x, weight, bias)
+        return layer._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
     raise TypeError(f"a {type(layer).__name__} cannot be applied with other weights")

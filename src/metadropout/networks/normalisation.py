@@ -37,7 +37,7 @@ def batch_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
     """
     if groups == 1 and x.numel() > x.shape[1]:  # PyTorch's own function refuses a single value per channel
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
-    grouped = x.unflatten(0, (groups, -1))  # (groups, n, channels, ...)
+    grouped = x.reshape(groups, -1, *x.shape[1:])  # (groups, n, channels, ...)
     over = [1, *range(3, grouped.dim())]
     variance, mean = torch.var_mean(grouped, dim=over, correction=0, keepdim=True)
     return scale_and_offset(((grouped - mean) * torch.rsqrt(variance + eps)).flatten(0, 1), weight, bias)

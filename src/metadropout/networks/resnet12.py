@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,7 +33,7 @@ class ResNet12(nn.Module):
         if image_size < 2 ** len(channels):
             raise ValueError(f"image_size is {image_size}, but {len(channels)} poolings need {2 ** len(channels)}")
         widths = [in_channels, *channels]
-        self.blocks = nn.Sequential(*[ResidualBlock(a, b) for a, b in zip(widths, widths[1:], strict=False)])
+        self.blocks = nn.Sequential(*[ResidualBlock(a, b) for a, b in pairwise(widths)])
         self.head = nn.Linear(channels[-1], way)
         initialise(self.head)
 

@@ -1,0 +1,100 @@
+"""Configurations: every mistake gets a message with the field and the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import metadropout as md
+from metadropout.config import AXES, PLAIN_SECTIONS, build_learner, load_config, parse_config
+from metadropout.data import ImageShape
+from metadropout.options import options_of
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown section": ({"learnr": {}}, "'learnr' is not a section; the sections are: description, seed, data"),
+    "an unknown option": (
+        {"learner": {"inner_rate": 1}},
+        r"learner.inner_rate is not an option here; .* inner_lr, steps",
+    ),
+    "an unknown part": ({"learner": {"name": "sgd"}}, "learner.name is 'sgd'; known are: maml, metasgd"),
+    "a wrong type": ({"learner": {"steps": "many"}}, "learner.steps is 'many': input should be a valid integer"),
+    "a wrong choice": (
+        {"perturbation": {"link": "relu"}},
+        "perturbation.link is 'relu': input should be 'softplus' or",
+    ),
+    "a value out of range": ({"training": {"meta_batch": 0}}, "training.meta_batch is 0; it must be at least 1"),
+    "one class": ({"episode": {"way": 1}}, "episode.way is 1; it must be at least 2"),
+    "no rate": ({"training": {"meta_lr": 0}}, "training.meta_lr is 0.0; it must be above 0"),
+    "a seed that is no number": ({"seed": "x"}, "seed is 'x', not a whole number"),
+    "a section that is a value": ({"learner": 3}, "learner must be a section of options, not 3"),
+    "an option that follows from the data": ({"network": {"in_channels": 3}}, "network.in_channels is not an option"),
+    "an unknown device": ({"machine": {"device": "abacus"}}, "machine.device is 'abacus'; use auto, cpu, cuda"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named_with_its_field_and_fix(mistake: str, tmp_path: Path) -> None:
+    raw, message = MISTAKES[mistake]
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(md.ConfigError, match=rf"mine\.yaml: {message}"):
+        load_config(path)
+
+
+def test_a_file_that_is_missing_or_not_yaml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(md.ConfigError, match=r"none\.yaml: cannot be read: No such file"):
+        load_config(tmp_path / "none.yaml")
+    bad = tmp_path / "bad.yaml"
+    for content in (b"a: [1", b"\xff\xfe\x00"):
+        bad.write_bytes(content)
+        with pytest.raises(md.ConfigError, match=r"bad\.yaml: is not valid YAML"):
+            load_config(bad)
+    bad.write_text("just words")
+    with pytest.raises(md.ConfigError, match="a recipe is a YAML file of sections"):
+        load_config(bad)
+
+
+def test_defaults_are_filled_in_and_a_written_config_reads_back_the_same() -> None:
+    config = parse_config({"learner": {"inner_lr": 0.4}}, {"training.meta_lr": "1e-4", "seed": "3", "episode.way": 7})
+    assert config.learner["inner_lr"] == 0.4
+    assert config.training.meta_lr == 1e-4
+    assert config.training.clip == 3.0
+    assert (config.seed, config.episode.way) == (3, 7)
+    assert parse_config(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+
+
+def test_first_order_with_meta_dropout_is_refused_with_the_reason() -> None:
+    config = parse_config({"learner": {"first_order": True}})
+    with pytest.raises(md.ConfigError, match="first_order cannot be used with MetaDropout: the noise acts only"):
+        build_learner(config, ImageShape(1, 28, 28))
+
+
+def test_initial_values_depend_on_the_seed_alone() -> None:
+    def weights(seed: int) -> torch.Tensor:
+        torch.rand(seed + 1)  # moves the global generator, which must not matter
+        return torch.cat(
+            [p.flatten() for p in build_learner(parse_config({"seed": seed}), ImageShape(1, 28, 28)).parameters()]
+        )
+
+    state = torch.get_rng_state()
+    assert torch.equal(weights(0), weights(0))
+    assert not torch.equal(weights(0), weights(1))
+    torch.set_rng_state(state)
+    weights(0)
+    torch.set_rng_state(state)
+    torch.rand(1)
+    after = torch.rand(1)
+    torch.set_rng_state(state)
+    weights(0)
+    assert torch.equal(torch.rand(1), after)  # building leaves the global generator as it was
+
+
+@pytest.mark.parametrize("section", [*AXES, *PLAIN_SECTIONS])
+def test_every_option_has_a_help_text(section: str) -> None:
+    parts = AXES[section].values() if section in AXES else [PLAIN_SECTIONS[section]]
+    missing = [f"{part.__name__}.{o.name}" for part in parts for o in options_of(part) if not o.help]
+    assert missing == []

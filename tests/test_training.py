@@ -1,0 +1,287 @@
+"""Training from the command line: resuming exactly, stopping cleanly, failing with one clear message."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import metadropout as md
+from metadropout.checkpoints import latest_checkpoint, read_checkpoint
+from metadropout.cli import main
+from metadropout.data import Episode
+from metadropout.learners import TaskGradient
+from metadropout.metrics import read_metrics
+from metadropout.runs import open_run
+from metadropout.training import TRAINING, _Loop, episode_sampler, open_splits
+
+TINY = {
+    "data": {"name": "glyphs", "train_classes": 12, "validation_classes": 6, "test_classes": 6},
+    "episode": {"way": 3, "query": 2},
+    "network": {"channels": 4},
+    "learner": {"steps": 2},
+    "training": {
+        "iterations": 12,
+        "meta_batch": 2,
+        "checkpoint_every": 3,
+        "log_every": 2,
+        "validate_every": 4,
+        "validation_episodes": 3,
+        "validation_samples": 2,
+    },
+    "machine": {"device": "cpu", "threads": 1},
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    path = latest_checkpoint(run / "checkpoints")
+    assert path is not None
+    return read_checkpoint(path)[0]
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Start the command line in a process of its own."""
+    code = "import sys; from metadropout.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "the process did not get that far"
+        time.sleep(0.01)
+
+
+def test_a_run_that_is_killed_and_resumed_ends_bit_identical(recipe: Path, tmp_path: Path) -> None:
+    options = ["--training.iterations", "60", "--training.validate_every", "1000"]
+    assert main(["train", str(recipe), "--out", str(tmp_path / "whole"), *options]) == 0
+    killed = tmp_path / "killed"
+    process = start("train", recipe, "--out", killed, *options)
+    wait_for(lambda: len(read_metrics(killed / "metrics.jsonl")) >= 5, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    stopped_at = latest_checkpoint(killed / "checkpoints")
+    assert stopped_at is not None
+    assert 3 <= int(stopped_at.stem.rpartition("-")[2]) < 60
+    assert main(["train", "--resume", str(killed)]) == 0
+    assert_same_weights(tmp_path / "whole", killed)
+    steps = [line["iteration"] for line in read_metrics(killed / "metrics.jsonl") if line["kind"] == "training"]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 60
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_stops(recipe: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
+    run = tmp_path / "run"
+    process = start("train", recipe, "--out", run, "--training.iterations", "100000")
+    wait_for(lambda: len(read_metrics(run / "metrics.jsonl")) >= 2, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == status, err
+    assert f"stopped by {number.name} after iteration" in out
+    assert f"metadropout train --resume {run}" in out
+    iteration = int(out.split("after iteration ")[1].split(",")[0])
+    assert f"{iteration:08d}" in str(latest_checkpoint(run / "checkpoints"))
+
+
+def test_a_finished_run_holds_everything_and_can_be_evaluated_and_extended(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", str(recipe), "--out", str(run)]) == 0
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "README.md", "events", "curves.png"} <= names
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
+        "best.safetensors",
+        "iteration-00000009.safetensors",
+        "iteration-00000012.safetensors",
+    ]
+    assert json.loads((run / "environment.json").read_text())["versions"]["torch"]
+    validations = [line["iteration"] for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "validation"]
+    assert validations == [4, 8, 12]
+
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--episodes", "7", "--mc-samples", "2"]) == 0
+    result = json.loads((run / "evaluation-test.json").read_text())
+    assert len(result["accuracies"]) == 7
+    mean = sum(result["accuracies"]) / 7
+    assert f"{100 * mean:.2f} ± {100 * result['interval_95']:.2f} % on 7 episodes" in capsys.readouterr().out
+    std = (sum((a - mean) ** 2 for a in result["accuracies"]) / 7) ** 0.5
+    assert result["interval_95"] == pytest.approx(1.96 * std / 7**0.5)
+    assert main(["evaluate", str(run), "--episodes", "7", "--mc-samples", "2", "--state", "best"]) == 0
+
+    assert main(["train", "--resume", str(run), "--training.iterations", "14"]) == 0
+    longer = tmp_path / "longer"
+    assert main(["train", str(recipe), "--out", str(longer), "--training.iterations", "14"]) == 0
+    assert_same_weights(run, longer)
+
+
+def test_tasks_of_one_meta_batch_differ_in_classes_and_a_task_is_the_same_again(recipe: Path, tmp_path: Path) -> None:
+    main(["train", str(recipe), "--out", str(tmp_path / "run"), "--training.iterations", "1"])
+    config = open_run(tmp_path / "run").config
+    sampler = episode_sampler(config, open_splits(config), "train", TRAINING)
+    assert not torch.equal(sampler(0, 0).support_x, sampler(0, 1).support_x)
+    assert not torch.equal(sampler(0, 0).support_x, sampler(1, 0).support_x)
+    assert torch.equal(sampler(3, 1).query_x, sampler(3, 1).query_x)
+
+
+def test_the_clip_applies_to_the_mean_over_tasks(recipe: Path, tmp_path: Path) -> None:
+    """Gradients 10 and −6 average to 2, within [−3, 3]; clipped one by one they would average to 0."""
+    main(["train", str(recipe), "--out", str(tmp_path / "run"), "--training.iterations", "1"])
+    run = open_run(tmp_path / "run")
+
+    class Fake(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = torch.nn.Parameter(torch.zeros(3))
+            self.calls = [torch.tensor([10.0, 10.0, -1.0]), torch.tensor([-6.0, 10.0, -1.0])]
+
+        def task_gradient(self, episode: Episode, *, generator: object) -> TaskGradient:
+            return TaskGradient({"p": self.calls.pop(0)}, torch.zeros(()), torch.zeros(()))
+
+    learner = Fake()
+    sampler = episode_sampler(run.config, open_splits(run.config), "train", TRAINING)
+    optimizer = torch.optim.SGD(learner.parameters(), lr=1.0)
+    loop = _Loop(run, learner, optimizer, sampler, None, torch.device("cpu"), None, None)  # type: ignore[arg-type]
+    loop.outer_step(0)
+    assert learner.p.tolist() == [-2.0, -3.0, 1.0]
+
+
+def test_a_diverging_run_stops_with_the_cause_and_keeps_the_last_good_state(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert (
+        main(["train", str(recipe), "--out", str(run), "--learner.inner_lr", "1e38", "--perturbation.name", "none"])
+        == 1
+    )
+    message = capsys.readouterr().err
+    assert "iteration 1, task 1:" in message
+    assert "lower learner.inner_lr" in message
+    assert "The last good state is kept in" in message
+    kept = latest_checkpoint(run / "checkpoints")
+    assert kept is not None
+    assert all(t.isfinite().all() for t in read_checkpoint(kept)[0].values())
+
+
+BAD_CALLS = {
+    "way larger than the classes": (["--episode.way", "7"], r"validation classes.* 7-way .*6.*episode.way"),
+    "shot + query larger than a class": (["--episode.query", "20"], r"glyphs.*20.*episode"),
+    "an unknown option": (["--learner.inner_rate", "1"], "tiny.yaml: learner.inner_rate is not an option here"),
+    "an option without value": (["--learner.steps"], "--learner.steps needs a value"),
+    "first order": (["--learner.first_order", "true"], "first_order cannot be used with MetaDropout"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD_CALLS)
+def test_a_mistake_gives_one_line_and_a_failing_status(
+    mistake: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, message = BAD_CALLS[mistake]
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run"), *arguments]) == 1
+    error = capsys.readouterr().err.strip()
+    assert re.search(message, error), error
+    assert len(error.splitlines()) == 1
+
+
+def test_resuming_refuses_what_would_be_another_run_or_none(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "--resume", str(run)]) == 1
+    assert "is not a run's folder" in capsys.readouterr().err
+    assert main(["train", str(recipe), "--out", str(run), "--training.iterations", "1"]) == 0
+    assert main(["train", "--resume", str(run), "--learner.inner_lr", "1"]) == 1
+    assert "learner.inner_lr cannot change on resuming" in capsys.readouterr().err
+    assert main(["train", str(recipe), "--out", str(run)]) == 1
+    assert "holds a run already" in capsys.readouterr().err
+    newest = latest_checkpoint(run / "checkpoints")
+    assert newest is not None
+    newest.write_bytes(newest.read_bytes()[:-5])
+    assert main(["train", "--resume", str(run), "--training.iterations", "2"]) == 1
+    assert "delete it to go on from iteration-00000000.safetensors" in capsys.readouterr().err
+    assert main(["evaluate", str(run)]) == 1
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", str(recipe), "--out", str(run)]) == 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))  # enough for metrics, too little for a checkpoint
+    try:
+        assert main(["train", "--resume", str(run), "--training.iterations", "50"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    error = capsys.readouterr().err
+    assert "the checkpoint cannot be written: File too large; the one before it is kept" in error
+    assert f"metadropout train --resume {run}" in error
+    assert latest_checkpoint(run / "checkpoints") == run / "checkpoints" / "iteration-00000012.safetensors"
+    assert main(["train", "--resume", str(run), "--training.iterations", "13"]) == 0
+
+
+def test_two_processes_cannot_train_the_same_run(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    process = start("train", recipe, "--out", run, "--training.iterations", "100000")
+    try:
+        wait_for(lambda: len(read_metrics(run / "metrics.jsonl")) >= 1, process)
+        assert main(["train", "--resume", str(run)]) == 1
+        assert "another process is training this run" in capsys.readouterr().err
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_real_resnet12_trains_a_few_iterations(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = [
+        "--network.name",
+        "resnet12",
+        "--network.channels",
+        "[64, 128, 256, 512]",
+        "--training.iterations",
+        "2",
+        "--training.meta_batch",
+        "1",
+    ]
+    arguments += ["--training.validate_every", "100", "--training.validation_episodes", "1"]
+    assert main(["train", str(recipe), "--out", str(run), *arguments]) == 0
+    trained = weights(run)
+    assert trained["learner.network.blocks.3.convs.2.weight"].shape == (512, 512, 3, 3)
+    assert all(t.isfinite().all() for t in trained.values())
+    assert md.ResNet12(5).perturbable[0] == "blocks.0.convs.0"
