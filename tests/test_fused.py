@@ -282,7 +282,16 @@ def test_with_a_broken_compiler_the_plain_path_is_used(
     with caplog.at_level("INFO"):
         assert not fused.available()
     assert "plain PyTorch is used" in caplog.text
-    assert not list(fresh_build.rglob("*.tmp"))
+    assert not list(fresh_build.rglob("kernels-*"))
+
+
+@needs_kernels
+def test_where_nothing_can_be_kept_the_kernels_are_built_for_the_process(
+    fresh_build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fresh_build / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh_build / "file"))  # not a folder
+    assert fused.available()
 
 
 @needs_kernels

@@ -52,7 +52,8 @@ def _load_or_build() -> ctypes.CDLL:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return _build(compiler, path)
-    except PermissionError:  # a home that cannot be written to: build for this process alone
+    except OSError as error:  # a home that is read-only, say, or not to be executed from: build for this process alone
+        _log.info("compiled kernels cannot be kept in %s: %s", path.parent, error)
         with tempfile.TemporaryDirectory() as folder:
             return _build(compiler, Path(folder) / path.name)  # stays loaded when the file is gone
 
@@ -68,10 +69,11 @@ def _build(compiler: str, path: Path) -> ctypes.CDLL:
             _run([*command, FOR_THIS_CPU])
         except subprocess.CalledProcessError:  # not every compiler knows the flag on every machine
             _run(command)
+        loaded = ctypes.CDLL(name)  # before it gets its name: what cannot be loaded is not kept
         os.replace(name, path)
+        return loaded
     finally:
         Path(name).unlink(missing_ok=True)
-    return ctypes.CDLL(str(path))
 
 
 def _run(command: list[str]) -> None:
