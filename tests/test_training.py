@@ -173,7 +173,8 @@ def test_the_clip_applies_to_the_mean_over_tasks(recipe: Path, tmp_path: Path) -
     learner = Fake()
     sampler = episode_sampler(run.config, open_splits(run.config), "train", TRAINING)
     optimizer = torch.optim.SGD(learner.parameters(), lr=1.0)
-    loop = _Loop(run, learner, optimizer, sampler, None, torch.device("cpu"), None, None)  # type: ignore[arg-type]
+    episodes = (sampler(0, task) for task in range(2))
+    loop = _Loop(run, learner, optimizer, episodes, None, torch.device("cpu"), None, None)  # type: ignore[arg-type]
     loop.outer_step(0)
     assert learner.p.tolist() == [-2.0, -3.0, 1.0]
 

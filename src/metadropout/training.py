@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from types import FrameType
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from metadropout.checkpoints import (
     save_checkpoint,
 )
 from metadropout.config import Config, build_learner, resolve_device
-from metadropout.data import EpisodeSampler, Splits, open_dataset
+from metadropout.data import Episode, EpisodeSampler, Prefetcher, Splits, open_dataset
 from metadropout.errors import DataError, TrainingError
 from metadropout.evaluation import evaluate
 from metadropout.learners import Learner, TaskGradient
@@ -66,6 +67,7 @@ def train(run: Run, watcher: Watcher) -> Result:
     validation = episode_sampler(config, splits, "validation", VALIDATION) if splits.validation is not None else None
     episode_sampler(config, splits, "test", TESTING)  # an impossible evaluation should fail now, not after a week
     learner = build_learner(config, splits.train.image_shape).to(device)
+    learner.to(memory_format=torch.channels_last)  # as convolutions want their weights; values are the same
     optimizer = torch.optim.Adam(learner.parameters(), lr=config.training.meta_lr)
 
     with locked(run), interruptible() as interrupt:
@@ -76,8 +78,11 @@ def train(run: Run, watcher: Watcher) -> Result:
         else:
             save_checkpoint(checkpoint_path(run.checkpoints, 0), learner, optimizer, progress)
         with MetricsLog(run.folder, from_iteration=progress.iteration) as log:
-            loop = _Loop(run, learner, optimizer, sampler, validation, device, log, watcher)
-            return loop.run_from(progress, interrupt)
+            pairs = product(range(progress.iteration, config.training.iterations), range(config.training.meta_batch))
+            ahead = 2 * config.training.meta_batch
+            with Prefetcher(sampler.raw, pairs, depth=ahead, pin_memory=device.type == "cuda") as episodes:
+                loop = _Loop(run, learner, optimizer, episodes, validation, device, log, watcher)
+                return loop.run_from(progress, interrupt)
 
 
 class _Loop:
@@ -88,13 +93,14 @@ class _Loop:
         run: Run,
         learner: Learner,
         optimizer: torch.optim.Optimizer,
-        sampler: EpisodeSampler,
+        episodes: Iterator[Episode],
         validation: EpisodeSampler | None,
         device: torch.device,
         log: MetricsLog,
         watcher: Watcher,
     ) -> None:
-        self.run, self.learner, self.optimizer, self.sampler = run, learner, optimizer, sampler
+        # `episodes` gives the tasks of the iterations to come, in order.
+        self.run, self.learner, self.optimizer, self.episodes = run, learner, optimizer, episodes
         self.validation, self.device, self.log, self.watcher = validation, device, log, watcher
 
     def run_from(self, progress: Progress, interrupt: Interrupt) -> Result:
@@ -136,7 +142,7 @@ class _Loop:
         )
 
     def task(self, iteration: int, task: int) -> TaskGradient:
-        episode = self.sampler(iteration, task).to(self.device)
+        episode = next(self.episodes).to(self.device)
         noise = SeededNoise(self.run.config.seed, TRAINING, iteration, task)
         result = self.learner.task_gradient(episode, generator=noise)
         finite = torch.stack([result.loss, *[g.sum() for g in result.gradients.values()]]).isfinite().all()

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from toys import randomise
 from scipy import integrate, stats
 from torch import Tensor
 from torch.nn import functional as F
+from toys import randomise
 
 import metadropout as md
 from metadropout.perturbations import Pass
