@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 import metadropout as md
+from metadropout import fused
 
 CASES = sorted(Path(__file__).parent.joinpath("golden").glob("*.json"))
 FLOAT32_STABLE = ["maml_omniglot", "metadropout_omniglot"]  # no ReLU or maximum close to flipping
@@ -97,8 +99,20 @@ def build(case: dict[str, Any], dtype: torch.dtype) -> tuple[md.MAML, md.Episode
     return learner, episode, noise
 
 
+@pytest.fixture(params=["fused", "plain"])
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both implementations of the element-wise operations: the compiled kernels and PyTorch's own."""
+    if request.param == "fused":
+        if not fused.available():
+            pytest.skip("no C++ compiler for the fused kernels")
+        yield "fused"
+    else:
+        with fused.disabled():
+            yield "plain"
+
+
 @pytest.mark.parametrize("case", [path.stem for path in CASES])
-def test_float64_agrees_with_the_authors_code_to_1e_8(case: str) -> None:
+def test_float64_agrees_with_the_authors_code_to_1e_8(case: str, path: str) -> None:
     golden = load(case)
     learner, episode, noise = build(golden, torch.float64)
     result = learner.task_gradient(episode, generator=noise)
@@ -126,8 +140,10 @@ def test_float64_agrees_with_the_authors_code_to_1e_8(case: str) -> None:
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("case", FLOAT32_STABLE)
 def test_float32_agrees_with_the_authors_code_where_it_is_stable(
-    case: str, memory_format: torch.memory_format, threads: int
+    case: str, memory_format: torch.memory_format, threads: int, path: str
 ) -> None:
+    # PyTorch's batch normalisation adds up its statistics in float32; the kernels do so in float64.
+    tolerance = {"fused": 1e-5, "plain": 2e-5}[path]
     golden = load(case)
     learner, episode, noise = build(golden, torch.float32)
     learner.to(memory_format=memory_format)
@@ -143,4 +159,4 @@ def test_float32_agrees_with_the_authors_code_where_it_is_stable(
         if expected["norm"] < 1e-9:
             assert norm < 1e-4, name
         else:
-            assert norm == pytest.approx(expected["norm"], rel=1e-5), name
+            assert norm == pytest.approx(expected["norm"], rel=tolerance), name

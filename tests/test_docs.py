@@ -1,0 +1,52 @@
+"""The documentation is true: its code runs, its links lead somewhere, its recipes exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from metadropout.cli import main
+from metadropout.recipes import recipe_names
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readmes_python_example_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    variables: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), variables)
+    assert variables["logits"].shape == (300, 20)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_recipes_named_in_commands_exist() -> None:
+    texts = [page.read_text() for page in PAGES] + [p.read_text() for p in (ROOT / "src").rglob("*.yaml")]
+    named = {name for text in texts for name in re.findall(r"metadropout train ([a-z0-9]+(?:-[a-z0-9]+)+)", text)}
+    assert named
+    assert named <= set(recipe_names())
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "recipes", "options", "data", "demo"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert "usage: metadropout" in capsys.readouterr().out
+
+
+def test_lists_of_recipes_and_options_name_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in recipe_names())
+    assert main(["options", "learner"]) == 0
+    assert "--learner.inner_lr float (default: 0.1): step size of the inner steps" in capsys.readouterr().out
+    assert main(["recipes", "omniglot-20way-5shot-metasgd"]) == 0
+    assert "inner_lr: 0.4" in capsys.readouterr().out
