@@ -17,6 +17,10 @@ class NoiseStream(Protocol):
         """Draw standard normal values of a shape, on the device and in the type of `like`."""
         ...
 
+    def numbers(self) -> np.random.Generator:
+        """Return a generator for draws of other kinds: choices, permutations, mixing ratios."""
+        ...
+
 
 class NoiseSource(Protocol):
     """All noise of one task: a stream for each inner step and Monte-Carlo sample."""
@@ -47,11 +51,17 @@ class _GeneratorStream:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._generator: torch.Generator | None = None
+        self._numbers: np.random.Generator | None = None
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
         if self._generator is None:
             self._generator = torch.Generator(like.device).manual_seed(self._seed)
         return torch.randn(tuple(shape), generator=self._generator, device=like.device, dtype=like.dtype)
+
+    def numbers(self) -> np.random.Generator:
+        if self._numbers is None:
+            self._numbers = np.random.default_rng(self._seed)
+        return self._numbers
 
 
 class RecordedNoise:
@@ -61,11 +71,19 @@ class RecordedNoise:
         draws: the arrays in the order inner step, Monte-Carlo sample, layer.
         mc_samples: Monte-Carlo samples per step.
         per_pass: draws in one forward pass.
+        numbers: generator for draws that are not normal, shared by all passes.
     """
 
-    def __init__(self, draws: Iterable[Tensor], *, per_pass: int, mc_samples: int = 1) -> None:
+    def __init__(
+        self,
+        draws: Iterable[Tensor],
+        *,
+        per_pass: int,
+        mc_samples: int = 1,
+        numbers: np.random.Generator | None = None,
+    ) -> None:
         self.draws = list(draws)
-        self.per_pass, self.mc_samples = per_pass, mc_samples
+        self.per_pass, self.mc_samples, self._numbers = per_pass, mc_samples, numbers
 
     def stream(self, step: int, sample: int) -> _RecordedStream:
         """Return the recorded draws of one pass."""
@@ -74,12 +92,18 @@ class RecordedNoise:
         start = (step * self.mc_samples + sample) * self.per_pass
         if start + self.per_pass > len(self.draws):
             raise ValueError(f"the recorded noise ends before inner step {step}, sample {sample}")
-        return _RecordedStream(self.draws[start : start + self.per_pass])
+        return _RecordedStream(self.draws[start : start + self.per_pass], self._numbers)
 
 
 class _RecordedStream:
-    def __init__(self, draws: Sequence[Tensor]) -> None:
+    def __init__(self, draws: Sequence[Tensor], numbers: np.random.Generator | None) -> None:
         self._remaining = list(draws)
+        self._numbers = numbers
+
+    def numbers(self) -> np.random.Generator:
+        if self._numbers is None:
+            raise ValueError("draws that are not normal were asked for, but none are recorded: give `numbers`")
+        return self._numbers
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
         if not self._remaining:

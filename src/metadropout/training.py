@@ -67,7 +67,8 @@ def train(run: Run, watcher: Watcher) -> Result:
     validation = episode_sampler(config, splits, "validation", VALIDATION) if splits.validation is not None else None
     episode_sampler(config, splits, "test", TESTING)  # an impossible evaluation should fail now, not after a week
     learner = build_learner(config, splits.train.image_shape).to(device)
-    learner.to(memory_format=torch.channels_last)  # as convolutions want their weights; values are the same
+    # The layout in which convolutions want their weights; the values are the same.
+    learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.Adam(learner.parameters(), lr=config.training.meta_lr)
 
     with locked(run), interruptible() as interrupt:

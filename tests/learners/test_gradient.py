@@ -12,6 +12,7 @@ from toys import UsersModel, make_episode, randomise
 
 import metadropout as md
 from metadropout.networks import Normalisation
+from metadropout.perturbations import Pass
 
 LEARNERS = {"maml": md.MAML, "metasgd": md.MetaSGD}
 
@@ -89,8 +90,8 @@ def test_query_pass_is_deterministic_and_support_passes_are_not(conv4: md.Conv4,
     weights = dict(learner.named_parameters())
 
     def support(seed: int) -> torch.Tensor:
-        stream = md.SeededNoise(seed).stream(0, 0)
-        return learner._logits(weights, episode.support_x, [stream], Normalisation())
+        this = Pass(dict(learner.perturbation.named_parameters()), [md.SeededNoise(seed).stream(0, 0)], support=True)
+        return learner._logits(weights, episode.support_x, this, Normalisation())
 
     assert torch.equal(support(0), support(0))
     assert not torch.allclose(support(0), support(1))

@@ -27,7 +27,7 @@ def test_query_form_is_the_output_times_softplus_of_the_twin(conv4: md.Conv4) ->
     h = torch.rand(2, 4, 8, 8, dtype=torch.float64)
     f = conv4.blocks[1].conv(h)
     mean = F.conv2d(h, weights["generators.blocks/1/conv.weight"], weights["generators.blocks/1/conv.bias"], padding=1)
-    out = noise.perturb("blocks.1.conv", h, f, Pass(weights))
+    out = noise.after("blocks.1.conv", h, f, Pass(weights))
     torch.testing.assert_close(out, f * torch.log1p(torch.exp(mean)))
 
 
@@ -38,7 +38,7 @@ def test_support_form_adds_unit_noise_before_the_softplus(conv4: md.Conv4) -> No
     mean = F.conv2d(h, weights["generators.blocks/1/conv.weight"], weights["generators.blocks/1/conv.bias"], padding=1)
     e = torch.randn(f.shape, dtype=torch.float64)
     stream = md.RecordedNoise([e], per_pass=1).stream(0, 0)
-    out = noise.perturb("blocks.1.conv", h, f, Pass(weights, [stream]))
+    out = noise.after("blocks.1.conv", h, f, Pass(weights, [stream], support=True))
     torch.testing.assert_close(out, f * torch.log1p(torch.exp(mean + e)))
 
 
@@ -53,11 +53,11 @@ def test_sampled_multiplier_has_the_mean_and_variance_of_the_links_gaussian(mean
         noise.generators["blocks/0/conv"].bias.fill_(mean)
     f = torch.ones(300, 2, 16, 16, dtype=torch.float64)
     stream = md.SeededNoise(7).stream(0, 0)
-    z = noise.perturb(
+    z = noise.after(
         "blocks.0.conv",
         torch.zeros(300, 1, 16, 16, dtype=torch.float64),
         f,
-        Pass(dict(noise.named_parameters()), [stream]),
+        Pass(dict(noise.named_parameters()), [stream], support=True),
     )
 
     function = (lambda a: np.logaddexp(0, a)) if link == "softplus" else np.exp
@@ -81,7 +81,7 @@ def test_head_noise_has_one_sigma_per_image_and_a_draw_per_class(conv4: md.Conv4
     logits = conv4.head(h)
     e = torch.randn(5, 3, dtype=torch.float64)
     stream = md.RecordedNoise([e], per_pass=1).stream(0, 0)
-    added = noise.perturb("head", h, logits, Pass(weights, [stream])) - logits
+    added = noise.after("head", h, logits, Pass(weights, [stream], support=True)) - logits
     sigma = added / e
     torch.testing.assert_close(sigma, sigma[:, :1].expand(-1, 3))
     assert sigma[:, 0].unique().numel() == 5
@@ -93,9 +93,11 @@ def test_head_is_clean_on_query_and_where_head_noise_is_off(conv4: md.Conv4) -> 
     noise, weights = make(conv4)
     h = torch.rand(5, 4, dtype=torch.float64)
     logits = conv4.head(h)
-    assert torch.equal(noise.perturb("head", h, logits, Pass(weights)), logits)
+    assert torch.equal(noise.after("head", h, logits, Pass(weights)), logits)
     clean, weights = make(conv4, head_noise=False)
-    assert torch.equal(clean.perturb("head", h, logits, Pass(weights, [md.SeededNoise(0).stream(0, 0)])), logits)
+    assert torch.equal(
+        clean.after("head", h, logits, Pass(weights, [md.SeededNoise(0).stream(0, 0)], support=True)), logits
+    )
     assert not any("head" in name for name in weights)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from metadropout.data import Episode
 from metadropout.learners.base import Classifier, Learner, Outcome, cross_entropy
-from metadropout.networks.functional import NORMS, FunctionalNetwork, LayerStatistics, Normalisation
-from metadropout.noise import NoiseSource, NoiseStream, as_noise_source
+from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation, weight_names
+from metadropout.noise import NoiseSource, as_noise_source
 from metadropout.perturbations import NoPerturbation, Pass, Perturbation
 
 Weights = dict[str, Tensor]
@@ -66,7 +66,7 @@ class GradientLearner(Learner):
             raise ValueError(f"steps ({steps}) must be at least 0 and images_per_pass ({images_per_pass}) at least 1")
         self.inner_lr, self.steps = inner_lr, steps
         self.first_order, self.inductive, self.images_per_pass = first_order, inductive, images_per_pass
-        self._function = FunctionalNetwork(network, self.perturbation.sites)
+        self._function = FunctionalNetwork(network, self.perturbation.sites, self.perturbation.input_sites)
         self.adapted_names = self._names_to_adapt(adapted)
         self.add_meta_parameters()
 
@@ -162,16 +162,18 @@ class GradientLearner(Learner):
         differentiable: bool,
     ) -> Weights:
         """Return the gradient of the support loss, averaged over images and Monte-Carlo samples."""
+        x = self._changed_images(weights, x, y)
         adapted = [weights[name] for name in self.adapted_names]
         total: list[Tensor] | None = None
-        per_pass = max(1, self.images_per_pass // len(x))
+        per_pass = max(1, self.images_per_pass // len(x)) if self.perturbation.samples_share_a_batch else 1
         for first in range(0, mc_samples, per_pass):
             samples = range(first, min(first + per_pass, mc_samples))
             streams = [noise.stream(step, sample) for sample in samples] if noise is not None else []
             # The samples stand one after the other in one batch, each normalised by its own statistics.
             repeat = len(samples)
-            logits = self._logits(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), streams, Normalisation(repeat))
-            loss = cross_entropy(logits, y.repeat(repeat)) * (repeat / mc_samples)
+            this = Pass(_with_prefix(weights, "perturbation."), streams, support=True)
+            logits = self._logits(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), this, Normalisation(repeat))
+            loss = self._support_loss(logits, y.repeat(repeat), this) * (repeat / mc_samples)
             part = torch.autograd.grad(
                 loss, adapted, create_graph=differentiable and not self.first_order, materialize_grads=True
             )
@@ -179,26 +181,44 @@ class GradientLearner(Learner):
         assert total is not None
         return dict(zip(self.adapted_names, total, strict=True))
 
-    def _logits(
-        self, weights: Weights, x: Tensor, streams: Sequence[NoiseStream], normalisation: Normalisation
-    ) -> Tensor:
-        """Run the network on images: with noise streams a support pass, without them a deterministic one."""
-        this = Pass(_with_prefix(weights, "perturbation."), streams)
+    def _changed_images(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+        """Let the perturbation change the images of an inner step; the change counts as a constant."""
+        constant = {name: w.detach() for name, w in weights.items()}
 
-        def perturb(name: str, h: Tensor, f: Tensor) -> Tensor:
-            return self.perturbation.perturb(name, h, f, this)
+        def classify(images: Tensor) -> Tensor:
+            return self._logits(constant, images, self._query_pass(constant), Normalisation())
 
-        return self._function(_with_prefix(weights, "network."), x, perturb, normalisation)
+        return self.perturbation.change_images(x, y, classify)
+
+    def _support_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+        loss, penalty = self.perturbation.label_loss(logits, y, this), self.perturbation.penalty(this)
+        return loss if penalty is None else loss + penalty
+
+    def _query_pass(self, weights: Weights) -> Pass:
+        return Pass(_with_prefix(weights, "perturbation."))
+
+    def _logits(self, weights: Weights, x: Tensor, this: Pass, normalisation: Normalisation) -> Tensor:
+        """Run the network on images, with the perturbation's say in a support pass or a deterministic one."""
+        theta = self.perturbation.change_weights(_with_prefix(weights, "network."), this)
+
+        def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
+            return self.perturbation.after(name, h, f, this)
+
+        def on_input(name: str, h: Tensor) -> Tensor:
+            return self.perturbation.before(name, h, this)
+
+        return self._function(theta, x, on_output, normalisation, on_input)
 
     def _classifier(self, weights: Weights, support_x: Tensor) -> Classifier:
         """Return the adapted model as a function of images."""
+        this = self._query_pass(weights)
         statistics: LayerStatistics | None = None
         if self.inductive:
             statistics = {}
-            self._logits(weights, support_x, [], Normalisation(collected=statistics))
+            self._logits(weights, support_x, this, Normalisation(collected=statistics))
 
         def classify(x: Tensor) -> Tensor:
-            return self._logits(weights, x, [], Normalisation(given=statistics))
+            return self._logits(weights, x, this, Normalisation(given=statistics))
 
         return classify
 
@@ -210,15 +230,13 @@ class GradientLearner(Learner):
         return as_noise_source(generator)
 
     def _names_to_adapt(self, asked: Sequence[str] | None) -> list[str]:
-        known = [name for name, _ in self.network.named_parameters()]
         if asked is None:
-            norms = [name for name, module in self.network.named_modules() if isinstance(module, NORMS)]
-            asked = [name for name in known if name.rpartition(".")[0] not in norms]
-        elif unknown := sorted(set(asked) - set(known)):
+            asked = weight_names(self.network)
+        elif unknown := sorted(set(asked) - {name for name, _ in self.network.named_parameters()}):
+            known = [name for name, _ in self.network.named_parameters()]
             raise ValueError(f"{unknown} are not parameters of {type(self.network).__name__}; it has {known}")
         names = [f"network.{name}" for name in asked]
-        if self.perturbation.adapts:
-            names += [f"perturbation.{name}" for name, _ in self.perturbation.named_parameters()]
+        names += [f"perturbation.{name}" for name in self.perturbation.adapted_names]
         return names
 
 

@@ -18,11 +18,21 @@ from metadropout.networks.normalisation import (
     normalise_with,
 )
 
-LayerHook = Callable[[str, Tensor, Tensor], Tensor]
+OutputHook = Callable[[str, Tensor, Tensor], Tensor]
 """Called with a layer's name, input and output; what it returns takes the place of the output."""
+
+InputHook = Callable[[str, Tensor], Tensor]
+"""Called with a layer's name and input; what it returns takes the place of the input."""
 
 BATCH_NORMS = (OffsetNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+def weight_names(network: nn.Module) -> list[str]:
+    """List the names of a network's parameters but those of its normalisation layers: what θ means by default."""
+    norms = {name for name, module in network.named_modules() if isinstance(module, NORMS)}
+    return [name for name, _ in network.named_parameters() if name.rpartition(".")[0] not in norms]
+
 
 LayerStatistics = dict[str, tuple[Tensor, Tensor]]
 """Mean and variance per channel of each batch normalisation, by the layer's name."""
@@ -45,7 +55,8 @@ class _Call:
     """What the modules of the copy need to know of the pass under way."""
 
     normalisation: Normalisation = field(default_factory=Normalisation)
-    hook: LayerHook | None = None
+    on_output: OutputHook | None = None
+    on_input: InputHook | None = None
 
 
 class FunctionalNetwork:
@@ -58,33 +69,38 @@ class FunctionalNetwork:
 
     Args:
         network: any module that maps images to logits.
-        hooked: names of the layers whose outputs a hook may replace.
+        outputs: names of the layers whose outputs a hook may replace.
+        inputs: names of the layers whose inputs a hook may replace.
     """
 
-    def __init__(self, network: nn.Module, hooked: Iterable[str]) -> None:
+    def __init__(self, network: nn.Module, outputs: Iterable[str] = (), inputs: Iterable[str] = ()) -> None:
         self._network = network
         self._current = _Call()
         self._structure = self._copy_of(network)
-        for name in hooked:
-            self._structure.get_submodule(name).register_forward_hook(self._reporting(name))
+        for name in outputs:
+            self._structure.get_submodule(name).register_forward_hook(self._output_hook(name))
+        for name in inputs:
+            self._structure.get_submodule(name).register_forward_pre_hook(self._input_hook(name))
         _fuse(self._structure)
 
     def __call__(
         self,
         weights: Mapping[str, Tensor],
         x: Tensor,
-        hook: LayerHook | None = None,
+        on_output: OutputHook | None = None,
         normalisation: Normalisation | None = None,
+        on_input: InputHook | None = None,
     ) -> Tensor:
         """Return the logits of images `x` under the given weights.
 
         Args:
             weights: all parameters of the network by name.
             x: images, shape (n, channels, height, width).
-            hook: called at each listed layer.
+            on_output: called after each layer listed for its output.
             normalisation: whose statistics to use; the batch's own by default.
+            on_input: called before each layer listed for its input.
         """
-        self._current = _Call(normalisation or Normalisation(), hook)
+        self._current = _Call(normalisation or Normalisation(), on_output, on_input)
         try:
             tensors = {**weights, **dict(self._network.named_buffers())}
             return functional_call(self._structure, tensors, (x,))  # type: ignore[no-any-return]
@@ -101,10 +117,17 @@ class FunctionalNetwork:
                 setattr(structure.get_submodule(parent), child, new)
         return structure
 
-    def _reporting(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+    def _output_hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         def report(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            hook = self._current.hook
+            hook = self._current.on_output
             return output if hook is None else hook(name, inputs[0], output)
+
+        return report
+
+    def _input_hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
+        def report(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+            hook = self._current.on_input
+            return inputs[0] if hook is None else hook(name, inputs[0])
 
         return report
 

@@ -50,6 +50,11 @@ def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: s
     return PerturbableLayers(tuple(hidden), head)
 
 
+def find_activations(network: nn.Module) -> tuple[str, ...]:
+    """Find a network's ReLU modules; calls of `functional.relu` cannot be found."""
+    return tuple(name for name, module in network.named_modules() if isinstance(module, nn.ReLU))
+
+
 def apply_layer(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Apply a convolution or linear layer with other weights than its own."""
     if isinstance(layer, nn.Linear):

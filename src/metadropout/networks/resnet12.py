@@ -55,6 +55,7 @@ class ResidualBlock(nn.Module):
         widths = [in_channels, out_channels, out_channels]
         self.convs = nn.ModuleList([nn.Conv2d(w, out_channels, kernel_size=3, padding=1) for w in widths])
         self.norms = nn.ModuleList([OffsetNorm(out_channels) for _ in widths])
+        self.relus = nn.ModuleList([nn.ReLU() for _ in widths])  # modules, so that perturbations can act after them
         self.shortcut_conv = nn.Conv2d(in_channels, out_channels, kernel_size=1)
         self.shortcut_norm = OffsetNorm(out_channels)
         for layer in [*self.convs, self.shortcut_conv]:
@@ -62,8 +63,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut_norm(self.shortcut_conv(x))
-        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            x = norm(conv(x))
-            if i < 2:
-                x = F.relu(x)
-        return F.max_pool2d(F.relu(x + shortcut), kernel_size=2)
+        x = self.relus[0](self.norms[0](self.convs[0](x)))
+        x = self.relus[1](self.norms[1](self.convs[1](x)))
+        x = self.relus[2](self.norms[2](self.convs[2](x)) + shortcut)
+        return F.max_pool2d(x, kernel_size=2)

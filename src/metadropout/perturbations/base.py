@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from metadropout.noise import NoiseStream
+
+Weights = dict[str, Tensor]
+
+Target = Literal["nothing", "features", "weights", "labels", "images"]
+"""What a perturbation can act on."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +26,11 @@ class Pass:
     weights: Mapping[str, Tensor]
     """The perturbation's own parameters by name; not its attributes, because a learner may have adapted them."""
     streams: Sequence[NoiseStream] = ()
-    """One noise stream per Monte-Carlo sample that stands in the batch; none in the deterministic query pass."""
-
-    @property
-    def sampled(self) -> bool:
-        """Whether this is a support pass, with noise."""
-        return len(self.streams) > 0
+    """One noise stream per Monte-Carlo sample that stands in the batch; none where nothing is drawn."""
+    support: bool = False
+    """Whether this is a support pass of an inner step, and not the deterministic pass over query images."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What a perturbation wants to remember from one layer to the next, for instance terms of the loss."""
 
     def normal(self, like: Tensor) -> Tensor:
         """Draw standard normal noise of the shape of `like`, whose batch holds the samples one after the other."""
@@ -32,16 +38,28 @@ class Pass:
         draws = [stream.normal(shape, like) for stream in self.streams]
         return draws[0] if len(draws) == 1 else torch.cat(draws)
 
+    def numbers(self) -> np.random.Generator:
+        """Return a generator for choices of the whole pass; only where samples do not share a batch."""
+        (stream,) = self.streams
+        return stream.numbers()
+
 
 class Perturbation(nn.Module):
-    """Acts on the outputs of named layers; the network does not know of it.
+    """Acts on a network in the support passes of the inner loop; the network does not know of it.
 
-    A subclass has its own meta-learned parameters, if any, and says by its class attributes how learners must treat it.
-    The keyword-only arguments of its constructor are its options on the command line.
+    The methods below are called in this order: `change_images` once per inner step, then in each pass
+    `change_weights`, `before` and `after` at each listed layer, and `label_loss` and `penalty` at the end. By default
+    they change nothing. A subclass overrides what it needs, has its own meta-learned parameters, if any, and says by
+    its class attributes how learners must treat it. The keyword-only arguments of its constructor are its options on
+    the command line.
     """
 
+    changes: ClassVar[Target] = "nothing"
+    """What it acts on; two perturbations that act on the same thing cannot be combined."""
     random: ClassVar[bool] = False
     """Whether support passes draw noise, so that averaging Monte-Carlo samples has a meaning."""
+    samples_share_a_batch: ClassVar[bool] = True
+    """Whether noise samples may stand in one batch; not where one draw rules a whole pass."""
     adapts: ClassVar[bool] = False
     """Whether its own parameters take part in the inner steps."""
     needs_second_order: ClassVar[str | None] = None
@@ -52,10 +70,38 @@ class Perturbation(nn.Module):
 
     @property
     def sites(self) -> Sequence[str]:
-        """Names of the network's layers whose outputs it may replace."""
+        """Names of the network's layers whose outputs `after` may replace."""
         return ()
 
-    def perturb(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+    @property
+    def input_sites(self) -> Sequence[str]:
+        """Names of the network's layers whose inputs `before` may replace."""
+        return ()
+
+    @property
+    def adapted_names(self) -> list[str]:
+        """Names of its own parameters that the inner steps change."""
+        return [name for name, _ in self.named_parameters()] if self.adapts else []
+
+    def change_images(self, x: Tensor, y: Tensor, classify: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the images that an inner step learns from.
+
+        Args:
+            x: the support images.
+            y: their labels.
+            classify: the network under the step's weights, deterministic; no gradient reaches the weights.
+        """
+        return x
+
+    def change_weights(self, theta: Weights, this: Pass) -> Weights:
+        """Return the network's weights that a support pass uses."""
+        return theta
+
+    def before(self, name: str, h: Tensor, this: Pass) -> Tensor:
+        """Return what a layer gets in place of its input h."""
+        return h
+
+    def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         """Return what the network goes on with after a layer.
 
         Args:
@@ -64,4 +110,12 @@ class Perturbation(nn.Module):
             f: its output, before normalisation.
             this: noise and weights of the pass.
         """
-        raise NotImplementedError(f"{type(self).__name__} lists sites but does not say what it does there")
+        return f
+
+    def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+        """Return the loss of a support pass against its labels, averaged over images."""
+        return F.cross_entropy(logits, y)
+
+    def penalty(self, this: Pass) -> Tensor | None:
+        """Return a term that is added to the loss of a support pass, None for none."""
+        return None

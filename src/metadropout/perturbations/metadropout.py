@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from metadropout.fused import noisy_product
-from metadropout.networks.initial import initialise
-from metadropout.networks.layers import apply_layer, find_layers
-from metadropout.perturbations.base import Pass, Perturbation
+from metadropout.perturbations.base import Pass
+from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
 
 
-class MetaDropout(Perturbation):
+class MetaDropout(LayerPerturbation):
     """Multiplies each layer's pre-activation by noise that a meta-learned twin of the layer shapes (Lee et al., 2020).
 
     For a layer with input h and output f, the twin gives μ(h) of f's shape. On support images the network goes on
@@ -34,8 +31,7 @@ class MetaDropout(Perturbation):
 
     random: ClassVar[bool] = True
     needs_second_order: ClassVar[str | None] = (
-        "the noise acts only through the inner steps, so without their derivative its generator is not trained "
-        "on what the noise does (the head's generator would get no gradient at all)"
+        f"{NOISE_NEEDS_SECOND_ORDER} (the head's generator would get no gradient at all)"
     )
 
     def __init__(
@@ -47,56 +43,22 @@ class MetaDropout(Perturbation):
         layers: Sequence[str] | None = None,
         head: str | None = None,
     ) -> None:
-        super().__init__(network)
+        super().__init__(network, layers=layers, head=head)
         if link not in ("softplus", "exp"):
             raise ValueError(f"link is '{link}', but only 'softplus' and 'exp' are known")
-        found = find_layers(network, layers, head)
-        self.link, self.head_noise, self.head = link, head_noise, found.head
-        # Module names may not contain dots, so the twin of "blocks.0.conv" is called "blocks/0/conv".
-        self.generators = nn.ModuleDict({_key(name): _twin(network.get_submodule(name)) for name in found.hidden})
+        self.link, self.head_noise = link, head_noise
+        self.add_twins(network)
         if head_noise:
-            head_layer = network.get_submodule(found.head)
-            self.generators[_key(found.head)] = _head_generator(head_layer)
-        self._sites = (*found.hidden, found.head)
+            self.add_head_twin(network)
 
-    @property
-    def sites(self) -> Sequence[str]:
-        return self._sites
-
-    def perturb(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        if name == self.head:
-            return self._perturb_logits(h, f, this)
-        mean = self._generate(name, h, this)
-        noise = this.normal(mean) if this.sampled else None
+    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+        mean = self.twin(name, h, this)
+        noise = this.normal(mean) if this.support else None
         if self.link == "softplus":
             return noisy_product(f, mean, noise)
         return f * torch.exp(mean if noise is None else mean + noise)
 
-    def _perturb_logits(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        if not (self.head_noise and this.sampled):
+    def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
+        if not (self.head_noise and this.support):
             return logits
-        sigma = F.softplus(self._generate(self.head, h, this))  # (n, 1): one value per image, shared by all classes
-        return logits + sigma * this.normal(logits)
-
-    def _generate(self, name: str, h: Tensor, this: Pass) -> Tensor:
-        key = _key(name)
-        weights = (this.weights[f"generators.{key}.weight"], this.weights.get(f"generators.{key}.bias"))
-        return apply_layer(self.generators[key], h, *weights)
-
-
-def _key(name: str) -> str:
-    return name.replace(".", "/")
-
-
-def _twin(layer: nn.Module) -> nn.Module:
-    """Make a layer of the same shape with initial values of its own."""
-    twin = copy.deepcopy(layer)
-    initialise(twin)
-    return twin
-
-
-def _head_generator(head: nn.Module) -> nn.Linear:
-    assert isinstance(head, nn.Linear)  # find_layers saw to it
-    generator = nn.Linear(head.in_features, 1, device=head.weight.device, dtype=head.weight.dtype)
-    initialise(generator)
-    return generator
+        return logits + self.head_sigma(h, this) * this.normal(logits)

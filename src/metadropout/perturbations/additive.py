@@ -1,0 +1,52 @@
+"""Additive Meta-dropout, the paper's appendix B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metadropout.perturbations.base import Pass
+from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
+
+
+class Additive(LayerPerturbation):
+    """Adds noise to each layer's pre-activation, its size meta-learned and input-dependent (Lee et al., 2020, app. B).
+
+    On support images the network goes on with f + c·σ(h)·e, σ = softplus of a twin of the layer, c the noise scale,
+    and the logits get c·softplus(φ_head(h))·e; on query images nothing is added.
+
+    Args:
+        network: any module.
+        noise_scale: how far the noise may spread; the paper's λ.
+        layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
+        head: name of the linear layer that gives the logits; by default the last one.
+    """
+
+    random: ClassVar[bool] = True
+    needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        noise_scale: float = 0.1,
+        layers: Sequence[str] | None = None,
+        head: str | None = None,
+    ) -> None:
+        super().__init__(network, layers=layers, head=head)
+        self.noise_scale = noise_scale
+        self.add_twins(network)
+        self.add_head_twin(network)
+
+    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+        if not this.support:
+            return f
+        return f + self.noise_scale * F.softplus(self.twin(name, h, this)) * this.normal(f)
+
+    def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
+        if not this.support:
+            return logits
+        return logits + self.noise_scale * self.head_sigma(h, this) * this.normal(logits)

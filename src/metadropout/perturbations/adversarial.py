@@ -1,0 +1,41 @@
+"""Adversarial training in the inner loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from metadropout.attacks import Norm, projected_gradient_descent
+from metadropout.perturbations.base import Perturbation, Target
+
+
+class Adversarial(Perturbation):
+    """Learns from support images moved against the current weights by projected gradient descent (Madry et al., 2018).
+
+    Before each inner step the images take 10 steps within a ball, starting from themselves; the movement is treated as
+    a constant, and the outer loss is on clean images. The normalisation makes images depend on each other, so the
+    batch is attacked jointly.
+
+    Args:
+        network: any module.
+        norm: which ball: "l1", "l2" or "linf".
+        radius: its radius, for images in [0, 1].
+        attack_steps: steps of the attack.
+    """
+
+    changes: ClassVar[Target] = "images"
+
+    def __init__(self, network: nn.Module, *, norm: Norm = "linf", radius: float = 0.1, attack_steps: int = 10) -> None:
+        super().__init__(network)
+        if radius < 0 or attack_steps < 1:
+            raise ValueError(f"radius ({radius}) must not be negative and attack_steps ({attack_steps}) at least 1")
+        self.norm, self.radius, self.attack_steps = norm, radius, attack_steps
+
+    def change_images(self, x: Tensor, y: Tensor, classify: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad():
+            return projected_gradient_descent(
+                classify, x, y, norm=self.norm, radius=self.radius, steps=self.attack_steps, start=None
+            )

@@ -1,0 +1,106 @@
+"""Several perturbations at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from metadropout.perturbations.base import Pass, Perturbation, Weights
+
+
+class Combined(Perturbation):
+    """Applies several perturbations that act on different things, one after the other: Meta-dropout and mixup, say.
+
+    Two that act on the same thing (both on features, say) are refused: neither paper says in which order they go.
+
+    Args:
+        network: any module.
+        parts: perturbations to combine: in a recipe a list such as [{name: metadropout}, {name: mixup, gamma: 0.2}].
+    """
+
+    def __init__(self, network: nn.Module, *, parts: Sequence[dict[str, Any]] | Sequence[Perturbation]) -> None:
+        super().__init__(network)
+        built = [part if isinstance(part, Perturbation) else _build(network, dict(part)) for part in parts]
+        acted_on: dict[str, str] = {}
+        for part in built:
+            name = type(part).__name__
+            if part.changes in acted_on:
+                raise ValueError(
+                    f"{acted_on[part.changes]} and {name} cannot be combined: both act on the {part.changes}, "
+                    "and which comes first would matter"
+                )
+            acted_on[part.changes] = name
+        self.parts = nn.ModuleList(built)
+        self.random = any(part.random for part in built)  # type: ignore[misc]
+        self.samples_share_a_batch = all(part.samples_share_a_batch for part in built)  # type: ignore[misc]
+        reasons = [part.needs_second_order for part in built if part.needs_second_order]
+        self.needs_second_order = reasons[0] if reasons else None  # type: ignore[misc]
+
+    def _each(self, this: Pass) -> list[tuple[Perturbation, Pass]]:
+        """Pair each part with its own view of the pass: its weights, and notes of its own."""
+        views = []
+        for number, part in enumerate(self.parts):
+            assert isinstance(part, Perturbation)
+            prefix = f"parts.{number}."
+            weights = {n.removeprefix(prefix): w for n, w in this.weights.items() if n.startswith(prefix)}
+            # Parts that draw nothing themselves get no streams, as they would when used alone.
+            streams = this.streams if part.random else ()
+            views.append((part, Pass(weights, streams, this.support, this.notes.setdefault(prefix, {}))))
+        return views
+
+    @property
+    def sites(self) -> Sequence[str]:
+        return list(dict.fromkeys(name for part in self.parts for name in part.sites))  # type: ignore[union-attr]
+
+    @property
+    def input_sites(self) -> Sequence[str]:
+        return list(dict.fromkeys(name for part in self.parts for name in part.input_sites))  # type: ignore[union-attr]
+
+    @property
+    def adapted_names(self) -> list[str]:
+        return [f"parts.{i}.{name}" for i, part in enumerate(self.parts) for name in part.adapted_names]  # type: ignore[union-attr]
+
+    def change_images(self, x: Tensor, y: Tensor, classify: Callable[[Tensor], Tensor]) -> Tensor:
+        for part in self.parts:
+            x = part.change_images(x, y, classify)  # type: ignore[operator]
+        return x
+
+    def change_weights(self, theta: Weights, this: Pass) -> Weights:
+        for part, view in self._each(this):
+            theta = part.change_weights(theta, view)
+        return theta
+
+    def before(self, name: str, h: Tensor, this: Pass) -> Tensor:
+        for part, view in self._each(this):
+            if name in part.input_sites:
+                h = part.before(name, h, view)
+        return h
+
+    def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+        for part, view in self._each(this):
+            if name in part.sites:
+                f = part.after(name, h, f, view)
+        return f
+
+    def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+        for part, view in self._each(this):
+            if part.changes == "labels":
+                return part.label_loss(logits, y, view)
+        return super().label_loss(logits, y, this)
+
+    def penalty(self, this: Pass) -> Tensor | None:
+        terms = [term for part, view in self._each(this) if (term := part.penalty(view)) is not None]
+        return sum(terms[1:], terms[0]) if terms else None
+
+
+def _build(network: nn.Module, options: dict[str, Any]) -> Perturbation:
+    from metadropout.options import check_options  # noqa: PLC0415
+    from metadropout.perturbations import PERTURBATIONS  # noqa: PLC0415 (the registry lists this file, too)
+
+    name = options.pop("name", None)
+    if name not in PERTURBATIONS or name == "combined":
+        raise ValueError(f"'{name}' cannot be a part of a combination; known are: {', '.join(PERTURBATIONS)}")
+    part = PERTURBATIONS[name]
+    return part(network, **check_options(part, options, f"perturbation.parts.{name}"))

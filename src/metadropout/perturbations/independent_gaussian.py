@@ -1,0 +1,48 @@
+"""Input-independent multiplicative noise with a learned mean per channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metadropout.networks.normalisation import per_channel
+from metadropout.perturbations.base import Pass
+from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation, module_key
+
+
+class IndependentGaussian(LayerPerturbation):
+    """Multiplies by softplus(m + e), m learned per channel and the same for all inputs (Lee et al., 2020, table 3).
+
+    On query images the factor is softplus(m). The logits of support images get noise of one learned
+    σ = softplus(m_head).
+
+    Args:
+        network: any module.
+        layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
+        head: name of the linear layer that gives the logits; by default the last one.
+    """
+
+    random: ClassVar[bool] = True
+    needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
+
+    def __init__(self, network: nn.Module, *, layers: Sequence[str] | None = None, head: str | None = None) -> None:
+        super().__init__(network, layers=layers, head=head)
+        self.means = nn.ParameterDict()
+        for name in (*self.hidden_names, self.head_name):
+            weight = network.get_parameter(f"{name}.weight")
+            channels = 1 if name == self.head_name else len(weight)
+            self.means[module_key(name)] = torch.zeros(channels, device=weight.device, dtype=weight.dtype)
+
+    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+        mean = per_channel(this.weights[f"means.{module_key(name)}"], f)
+        return f * F.softplus(mean + this.normal(f) if this.support else mean)
+
+    def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
+        if not this.support:
+            return logits
+        sigma = F.softplus(this.weights[f"means.{module_key(self.head_name)}"])
+        return logits + sigma * this.normal(logits)

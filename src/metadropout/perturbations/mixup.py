@@ -1,0 +1,76 @@
+"""Mixup of images or hidden features, and of their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metadropout.networks.layers import find_layers
+from metadropout.perturbations.base import Pass, Perturbation, Target
+
+
+class Mixup(Perturbation):
+    """Learns from mixtures of support images, mixed at a random layer (Zhang et al., 2018; Verma et al., 2019).
+
+    Each pass picks uniformly the input of one of the layers (the images themselves are the first layer's), one
+    λ ~ Beta(γ, γ) and one permutation of the batch. There h becomes λ·h + (1 − λ)·h[permutation], and the loss is mixed
+    in the same way, which is the cross-entropy against mixed one-hot labels. Query images are not mixed.
+
+    Args:
+        network: any module.
+        gamma: both parameters of the Beta distribution; the paper tries 0.2, 1 and 2.
+        layers: names of the hidden layers at whose inputs to mix; by default all convolutions and hidden linear layers.
+        head: name of the linear layer that gives the logits, whose input is mixed as well; by default the last one.
+    """
+
+    changes: ClassVar[Target] = "labels"
+    random: ClassVar[bool] = True
+    samples_share_a_batch: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        gamma: float = 0.2,
+        layers: Sequence[str] | None = None,
+        head: str | None = None,
+    ) -> None:
+        super().__init__(network)
+        if gamma <= 0:
+            raise ValueError(f"gamma is {gamma}; it must be above 0")
+        found = find_layers(network, layers, head)
+        self.gamma, self._sites = gamma, (*found.hidden, found.head)
+
+    @property
+    def input_sites(self) -> Sequence[str]:
+        return self._sites
+
+    def before(self, name: str, h: Tensor, this: Pass) -> Tensor:
+        if not this.support:
+            return h
+        if "layer" not in this.notes:
+            self._draw(len(h), this)
+        if name != this.notes["layer"] or this.notes["mixed"]:
+            return h
+        this.notes["mixed"] = True  # a layer that is used twice in a pass is mixed once
+        ratio, partner = self._mixture(this, h)
+        return ratio * h + (1 - ratio) * h[partner]
+
+    def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+        ratio, partner = self._mixture(this, y)
+        return ratio * F.cross_entropy(logits, y) + (1 - ratio) * F.cross_entropy(logits, y[partner])
+
+    @staticmethod
+    def _mixture(this: Pass, like: Tensor) -> tuple[float, Tensor]:
+        return this.notes["ratio"], this.notes["partner"].to(like.device)
+
+    def _draw(self, n: int, this: Pass) -> None:
+        numbers = this.numbers()
+        this.notes["layer"] = self._sites[int(numbers.integers(len(self._sites)))]
+        this.notes["ratio"] = float(numbers.beta(self.gamma, self.gamma))
+        this.notes["partner"] = torch.from_numpy(numbers.permutation(n))
+        this.notes["mixed"] = False

@@ -1,0 +1,53 @@
+"""Gaussian weights: noise on the weights in place of the features."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from metadropout.networks.functional import weight_names
+from metadropout.perturbations.base import Pass, Perturbation, Target, Weights
+from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER
+
+
+class WeightGaussian(Perturbation):
+    """Adds N(0, s²) noise to every weight and bias, one draw per pass, s = exp(ρ) learned per weight (table 3).
+
+    "MAML with fully factorized Gaussian weights whose variances are meta-learned" (Lee et al., 2020). Query passes use
+    the mean weights. Normalisation parameters are left alone.
+
+    Args:
+        network: any module.
+        initial_std: s at the start.
+    """
+
+    changes: ClassVar[Target] = "weights"
+    random: ClassVar[bool] = True
+    samples_share_a_batch: ClassVar[bool] = False
+    needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
+
+    def __init__(self, network: nn.Module, *, initial_std: float = 0.002) -> None:
+        super().__init__(network)
+        if initial_std <= 0:
+            raise ValueError(f"initial_std is {initial_std}; it must be above 0")
+        parameters = dict(network.named_parameters())
+        self.log_std = nn.ParameterDict(
+            {
+                name.replace(".", "/"): torch.full_like(parameters[name], math.log(initial_std))
+                for name in weight_names(network)
+            }
+        )
+
+    def change_weights(self, theta: Weights, this: Pass) -> Weights:
+        if not this.support:
+            return theta
+        (stream,) = this.streams
+        noisy = {}
+        for key in self.log_std:
+            name = key.replace("/", ".")
+            std = torch.exp(this.weights[f"log_std.{key}"])
+            noisy[name] = theta[name] + std * stream.normal(std.shape, std)
+        return theta | noisy

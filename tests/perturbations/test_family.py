@@ -1,0 +1,473 @@
+"""Each perturbation's defining fact, what they have in common, and what they become at their limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+from torch import Tensor, distributions, nn
+from torch.nn import functional as F
+from toys import make_episode, randomise
+
+import metadropout as md
+from metadropout.learners import GradientLearner
+from metadropout.networks import Normalisation
+from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation
+from metadropout.perturbations.vib import sum_channels_mean_rest
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "combined": {"parts": [{"name": "metadropout"}, {"name": "mixup", "gamma": 1.0}]},
+    "vib": {"kl_weight": 1e-3},
+    "information-dropout": {"kl_weight": 1e-3},
+}
+ALL = list(PERTURBATIONS)
+WITH_WEIGHTS = [name for name in ALL if name not in ("none", "fixed-gaussian", "mixup", "adversarial")]
+
+
+def make(name: str, network: nn.Module, **options: Any) -> Perturbation:
+    torch.manual_seed(1)
+    perturbation = PERTURBATIONS[name](network, **{**OPTIONS.get(name, {}), **options}).double()
+    randomise(perturbation, scale=0.1, seed=1)
+    return perturbation
+
+
+def support_pass(perturbation: Perturbation, streams: Sequence[Any]) -> Pass:
+    return Pass(dict(perturbation.named_parameters()), streams, support=True)
+
+
+class Still:
+    """A noise source whose every draw is zero."""
+
+    def stream(self, step: int, sample: int) -> Still:
+        return self
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return like.new_zeros(tuple(shape))
+
+    def numbers(self) -> np.random.Generator:
+        return np.random.default_rng(0)
+
+
+def logits_of(learner: GradientLearner, x: Tensor, source: Any) -> Tensor:
+    """A support pass of a learner, before any adaptation."""
+    this = support_pass(learner.perturbation, [source.stream(0, 0)] if learner.perturbation.random else [])
+    return learner._logits(dict(learner.named_parameters()), x, this, Normalisation())
+
+
+# --- what all have in common -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [md.MAML, md.MetaSGD])
+@pytest.mark.parametrize("name", ALL)
+def test_works_with_every_learner_on_every_network(name: str, kind: type[GradientLearner], network: nn.Module) -> None:
+    episode, perturbation = make_episode(), make(name, network)
+    learner = kind(network, perturbation, inner_lr=0.01, steps=2).double()
+    result = learner.task_gradient(episode, generator=md.SeededNoise(3))
+    assert result.loss.isfinite()
+    assert all(g.isfinite().all() for g in result.gradients.values())
+    classifier = learner.adapt(episode.support_x, episode.support_y, mc_samples=3, generator=md.SeededNoise(3))
+    assert torch.equal(classifier(episode.query_x), classifier(episode.query_x))
+
+
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
+def test_meta_gradient_of_its_own_weights_equals_finite_differences(name: str, conv4: md.Conv4) -> None:
+    perturbation, episode, source = make(name, conv4), make_episode(), md.SeededNoise(2)
+    learner = md.MAML(conv4, perturbation, inner_lr=0.05, steps=2)
+    names = [n for n, _ in learner.named_parameters() if n.startswith("perturbation.")]
+    gradients = learner.task_gradient(episode, generator=source).gradients
+    parameters = dict(learner.named_parameters())
+    g = torch.Generator().manual_seed(0)
+    direction = {n: torch.randn(parameters[n].shape, generator=g, dtype=torch.float64) for n in names}
+    expected = sum((gradients[n] * direction[n]).sum().item() for n in names)
+    losses = []
+    for move in (1e-8, -2e-8):
+        with torch.no_grad():
+            for n in names:
+                parameters[n].add_(direction[n], alpha=move)
+        losses.append(learner.loss(episode, generator=source).item())
+    assert (losses[0] - losses[1]) / 2e-8 == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert abs(expected) > 1e-6
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_only_what_says_so_is_adapted(name: str, conv4: md.Conv4) -> None:
+    perturbation, episode = make(name, conv4), make_episode()
+    learner = md.MAML(conv4, perturbation, inner_lr=0.1, steps=2)
+    before = {n: p.detach() for n, p in learner.named_parameters()}
+    source = md.SeededNoise(0) if perturbation.random else None
+    after = learner._inner_steps(dict(before), episode.support_x, episode.support_y, source, 1, differentiable=False)
+    own = {n for n in before if n.startswith("perturbation.")}
+    changed = {n for n in own if not torch.equal(before[n], after[n])}
+    assert changed == (own if name in ("more-parameters", "vib", "information-dropout") else set())
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if PERTURBATIONS[name].random or name == "combined"])
+def test_a_step_with_many_samples_is_the_mean_of_single_ones(name: str, conv4: md.Conv4) -> None:
+    perturbation, episode = make(name, conv4), make_episode()
+    learner = md.MAML(conv4, perturbation, inner_lr=0.1, steps=1)
+
+    class Only:
+        """The given sample of a source, as if it were the first."""
+
+        def __init__(self, sample: int) -> None:
+            self.sample = sample
+
+        def stream(self, step: int, sample: int) -> Any:
+            return md.SeededNoise(0).stream(step, self.sample)
+
+    def one_step(source: Any, samples: int) -> dict[str, Tensor]:
+        weights = {n: p.detach() for n, p in learner.named_parameters()}
+        return learner._inner_steps(
+            weights, episode.support_x, episode.support_y, source, samples, differentiable=False
+        )
+
+    together, singles = one_step(md.SeededNoise(0), 3), [one_step(Only(s), 1) for s in range(3)]
+    for n in learner.adapted_names:
+        torch.testing.assert_close(together[n], torch.stack([s[n] for s in singles]).mean(0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_first_order_is_refused_exactly_where_a_reason_is_declared(name: str, conv4: md.Conv4) -> None:
+    perturbation = make(name, conv4)
+    if perturbation.needs_second_order:
+        with pytest.raises(ValueError, match="first_order cannot be used with"):
+            md.MAML(conv4, perturbation, first_order=True)
+        return
+    gradients = (
+        md.MAML(conv4, perturbation, first_order=True)
+        .task_gradient(make_episode(), generator=md.SeededNoise(0))
+        .gradients
+    )
+    assert all(g.abs().max() > 0 for n, g in gradients.items() if n.startswith("perturbation."))
+
+
+# --- what they become at their limits --------------------------------------------------------------------------------
+
+
+def copy_weights(target: Perturbation, source: Perturbation) -> None:
+    shared = dict(source.named_parameters())
+    with torch.no_grad():
+        for n, p in target.named_parameters():
+            if n in shared:
+                p.copy_(shared[n])
+
+
+def test_deterministic_is_metadropout_with_zero_noise(conv4: md.Conv4) -> None:
+    x = make_episode().support_x
+    full, still = make("metadropout", conv4), make("deterministic", conv4)
+    copy_weights(still, full)
+    a, b = md.MAML(conv4, full), md.MAML(conv4, still)
+    torch.testing.assert_close(logits_of(a, x, Still()), logits_of(b, x, Still()))
+    assert not torch.allclose(logits_of(a, x, md.SeededNoise(0)), logits_of(b, x, Still()))
+
+
+def test_fixed_gaussian_is_metadropout_with_zero_mean(conv4: md.Conv4) -> None:
+    x = make_episode().support_x
+    full, fixed = make("metadropout", conv4), make("fixed-gaussian", conv4)
+    with torch.no_grad():
+        for parameter in full.parameters():
+            parameter.zero_()
+    a, b = md.MAML(conv4, full), md.MAML(conv4, fixed)
+    torch.testing.assert_close(logits_of(a, x, md.SeededNoise(0)), logits_of(b, x, md.SeededNoise(0)))
+    h = torch.rand(2, 4, 8, 8, dtype=torch.float64)
+    f = conv4.blocks[1].conv(h)
+    query = Pass(dict(full.named_parameters()))
+    torch.testing.assert_close(fixed.after("blocks.1.conv", h, f, query), f * math.log(2))
+    torch.testing.assert_close(full.after("blocks.1.conv", h, f, query), f * math.log(2))
+
+
+def test_learned_variance_with_unit_spread_is_metadropout(conv4: md.Conv4) -> None:
+    x = make_episode().support_x
+    full, learned = make("metadropout", conv4), make("learned-variance", conv4)
+    copy_weights(learned, full)
+    a, b = md.MAML(conv4, full), md.MAML(conv4, learned)
+    assert not torch.allclose(logits_of(a, x, md.SeededNoise(0)), logits_of(b, x, md.SeededNoise(0)))
+    with torch.no_grad():
+        for key, twin in learned.generators.items():
+            if key.startswith("spread:"):
+                twin.weight.zero_()
+                twin.bias.fill_(math.log(math.e - 1))
+    torch.testing.assert_close(logits_of(a, x, md.SeededNoise(0)), logits_of(b, x, md.SeededNoise(0)))
+
+
+def test_learned_variance_starts_at_a_spread_of_one() -> None:
+    perturbation = PERTURBATIONS["learned-variance"](md.Conv4(way=3))
+    bias = perturbation.generators["spread:blocks/0/conv"].bias
+    torch.testing.assert_close(F.softplus(bias), torch.ones(64), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("additive", {"noise_scale": 0.0}), ("vib", {}), ("information-dropout", {})]
+)
+def test_without_noise_features_are_as_without_perturbation(
+    name: str, options: dict[str, Any], conv4: md.Conv4
+) -> None:
+    x = make_episode().support_x
+    perturbed, plain = md.MAML(conv4, make(name, conv4, **options)), md.MAML(conv4)
+    source = md.SeededNoise(0) if name == "additive" else Still()
+    torch.testing.assert_close(logits_of(perturbed, x, source), logits_of(plain, x, Still()))
+
+
+def test_mixup_with_ratio_one_is_no_perturbation(conv4: md.Conv4) -> None:
+    episode, mixup = make_episode(), make("mixup", conv4)
+
+    class Unmixed(Still):
+        def numbers(self) -> Any:
+            real = np.random.default_rng(0)
+            return type("Numbers", (), {
+                "integers": real.integers, "permutation": real.permutation, "beta": lambda *_: 1.0,
+            })  # fmt: skip
+
+    a = md.MAML(conv4, mixup).loss(episode, generator=Unmixed())  # type: ignore[arg-type]
+    torch.testing.assert_close(a, md.MAML(conv4).loss(episode))
+    assert not torch.allclose(a, md.MAML(conv4, mixup).loss(episode, generator=md.SeededNoise(0)))
+
+
+def test_adversarial_of_radius_zero_is_no_perturbation(conv4: md.Conv4) -> None:
+    episode = make_episode()
+    a = md.MAML(conv4, make("adversarial", conv4, radius=0.0)).loss(episode)
+    torch.testing.assert_close(a, md.MAML(conv4).loss(episode))
+
+
+# --- their defining facts --------------------------------------------------------------------------------------------
+
+
+def sample_factor(
+    name: str, bias: float, spread_bias: float | None = None, **options: Any
+) -> tuple[Tensor, Perturbation]:
+    """Many draws of what a perturbation makes of f = 1 where its twin's output is a constant."""
+    network = md.Conv4(way=2, channels=2, image_size=16).double()
+    perturbation = PERTURBATIONS[name](network, **options).double()
+    with torch.no_grad():
+        for n, parameter in perturbation.named_parameters():
+            parameter.zero_()
+            if n.endswith("bias") or n.startswith("means"):
+                parameter.fill_(spread_bias if "spread:" in n and spread_bias is not None else bias)
+    this = support_pass(perturbation, [md.SeededNoise(11).stream(0, 0)])
+    f = torch.ones(300, 2, 16, 16, dtype=torch.float64)
+    h = torch.zeros(300, 1, 16, 16, dtype=torch.float64)
+    return perturbation.hidden("blocks.0.conv", h, f, this), perturbation  # type: ignore[operator]
+
+
+def softplus(a: Any) -> Any:
+    return np.logaddexp(0, a)
+
+
+BIAS, SPREAD_BIAS = -0.7, 0.3
+DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
+    "metadropout": ({}, lambda e: softplus(BIAS + e)),
+    "additive": ({"noise_scale": 0.4}, lambda e: 1 + 0.4 * softplus(BIAS) * e),
+    "fixed-gaussian": ({}, softplus),
+    "independent-gaussian": ({}, lambda e: softplus(BIAS + e)),
+    "learned-variance": ({}, lambda e: softplus(BIAS + softplus(SPREAD_BIAS) * e)),
+    "vib": ({}, lambda e: 1 + softplus(BIAS - 5) * e),
+    "information-dropout": ({}, lambda e: np.exp((0.001 + 0.7 / (1 + np.exp(-BIAS))) * e)),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_noise_has_the_distribution_it_should_have(name: str) -> None:
+    options, function = DISTRIBUTIONS[name]
+    draws, _ = sample_factor(name, BIAS, SPREAD_BIAS, **options)
+
+    def moment(k: int, centre: float = 0.0) -> float:
+        return float(integrate.quad(lambda e: (function(e) - centre) ** k * stats.norm.pdf(e), -12, 12)[0])
+
+    mean = moment(1)
+    variance, n = moment(2, mean), draws.numel()
+    assert abs(draws.mean().item() - mean) < 5 * math.sqrt(variance / n)
+    assert abs(draws.var().item() - variance) < 5 * math.sqrt((moment(4, mean) - variance**2) / n)
+    median = float(function(0.0))
+    assert abs((draws < median).double().mean().item() - 0.5) < 5 * math.sqrt(0.25 / n)
+
+
+@pytest.mark.parametrize("name", ["additive", "vib", "information-dropout"])
+def test_query_images_are_left_as_they_are(name: str, conv4: md.Conv4) -> None:
+    x = make_episode().query_x
+    learner = md.MAML(conv4, make(name, conv4), steps=0)
+    classifier = learner.adapt(x, torch.zeros(len(x), dtype=torch.long), generator=md.SeededNoise(0))
+    plain = md.MAML(conv4, steps=0).adapt(x, torch.zeros(len(x), dtype=torch.long))
+    torch.testing.assert_close(classifier(x), plain(x))
+
+
+def test_independent_noise_has_one_learned_mean_per_channel(conv4: md.Conv4) -> None:
+    perturbation = make("independent-gaussian", conv4)
+    f = torch.ones(3, 4, 8, 8, dtype=torch.float64)
+    query = Pass(dict(perturbation.named_parameters()))
+    a = perturbation.after("blocks.1.conv", torch.rand(3, 4, 8, 8, dtype=torch.float64), f, query)
+    b = perturbation.after("blocks.1.conv", torch.rand(3, 4, 8, 8, dtype=torch.float64), f, query)
+    assert torch.equal(a, b)  # whatever the input
+    assert torch.equal(a, a[:1, :, :1, :1].expand_as(a))
+    assert a[0, :, 0, 0].unique().numel() == 4
+
+
+def test_heads_get_the_noise_that_the_table_says(conv4: md.Conv4) -> None:
+    h = torch.rand(5, 4, dtype=torch.float64)
+    logits = conv4.head(h)
+    e = torch.randn(5, 3, dtype=torch.float64)
+    expected: dict[str, Callable[[dict[str, Tensor]], Tensor | float]] = {
+        "metadropout": lambda w: F.softplus(h @ w["generators.head.weight"].T + w["generators.head.bias"]),
+        "learned-variance": lambda w: F.softplus(h @ w["generators.head.weight"].T + w["generators.head.bias"]),
+        "additive": lambda w: 0.1 * F.softplus(h @ w["generators.head.weight"].T + w["generators.head.bias"]),
+        "fixed-gaussian": lambda w: math.log(2),
+        "independent-gaussian": lambda w: F.softplus(w["means.head"]),
+        "deterministic": lambda w: 0.0,
+        "more-parameters": lambda w: 0.0,
+        "vib": lambda w: 0.0,
+    }
+    for name, sigma in expected.items():
+        perturbation = make(name, conv4)
+        this = support_pass(perturbation, [md.RecordedNoise([e], per_pass=1).stream(0, 0)])
+        got = perturbation.after("head", h, logits, this)
+        torch.testing.assert_close(got, logits + sigma(dict(perturbation.named_parameters())) * e, msg=name)
+
+
+def test_weight_noise_is_one_gaussian_draw_per_weight_and_pass(conv4: md.Conv4) -> None:
+    torch.manual_seed(0)
+    network = md.Conv4(way=5, channels=32).double()
+    perturbation = PERTURBATIONS["weight-gaussian"](network).double()
+    theta = dict(network.named_parameters())
+    noisy = perturbation.change_weights(dict(theta), support_pass(perturbation, [md.SeededNoise(0).stream(0, 0)]))
+    changed = {n for n in theta if not torch.equal(theta[n], noisy[n])}
+    assert changed == {n for n in theta if ".norm." not in n}
+    noise = torch.cat([(noisy[n] - theta[n]).flatten() for n in changed])
+    assert noise.mean().abs() < 5 * 0.002 / math.sqrt(noise.numel())
+    assert noise.std().item() == pytest.approx(0.002, rel=5 / math.sqrt(2 * noise.numel()))
+    query = perturbation.change_weights(dict(theta), Pass(dict(perturbation.named_parameters())))
+    assert all(query[n] is theta[n] for n in theta)
+
+
+def test_mixup_mixes_images_and_labels_alike_at_one_random_layer(conv4: md.Conv4) -> None:
+    mixup = make("mixup", conv4, gamma=1.0)
+    assert list(mixup.input_sites) == [f"blocks.{i}.conv" for i in range(4)] + ["head"]
+    h = torch.rand(6, 4, dtype=torch.float64)
+    y, logits = torch.tensor([0, 0, 1, 1, 2, 2]), torch.randn(6, 3, dtype=torch.float64)
+    counts: dict[str, int] = {}
+    ratios = []
+    for seed in range(400):
+        this = support_pass(mixup, [md.SeededNoise(seed).stream(0, 0)])
+        outputs = {name: mixup.before(name, h, this) for name in mixup.input_sites}
+        layer, ratio, partner = this.notes["layer"], this.notes["ratio"], this.notes["partner"]
+        counts[layer] = counts.get(layer, 0) + 1
+        ratios.append(ratio)
+        torch.testing.assert_close(outputs[layer], ratio * h + (1 - ratio) * h[partner])
+        assert all(torch.equal(o, h) for name, o in outputs.items() if name != layer)
+        labels = ratio * F.one_hot(y, 3).double() + (1 - ratio) * F.one_hot(y[partner], 3).double()
+        torch.testing.assert_close(mixup.label_loss(logits, y, this), F.cross_entropy(logits, labels))
+    assert stats.chisquare([counts[name] for name in mixup.input_sites]).pvalue > 1e-4
+    assert stats.kstest(ratios, stats.beta(1.0, 1.0).cdf).pvalue > 1e-4
+
+
+def test_vib_penalty_is_the_kl_divergence_to_a_standard_normal(conv4: md.Conv4) -> None:
+    vib = make("vib", conv4, kl_weight=0.01)
+    h, h2 = torch.rand(3, 1, 16, 16, dtype=torch.float64), torch.rand(3, 4, 8, 8, dtype=torch.float64)
+    this = support_pass(vib, [md.SeededNoise(0).stream(0, 0)])
+    expected = 0.0
+    for name, layer_input in (("blocks.0.conv", h), ("blocks.1.conv", h2)):
+        f = conv4.get_submodule(name)(layer_input)
+        vib.after(name, layer_input, f, this)
+        sigma = F.softplus(vib.twin(name, layer_input, this) - 5)
+        kl = distributions.kl_divergence(distributions.Normal(f, sigma), distributions.Normal(0.0, 1.0))
+        expected += kl.sum(dim=1).mean().item()  # summed over channels, averaged over images and positions
+    assert vib.penalty(this).item() == pytest.approx(0.01 * expected, rel=1e-10)
+
+
+def test_information_dropout_penalises_weak_noise_on_active_units_after_the_relu(conv4: md.Conv4) -> None:
+    perturbation = make("information-dropout", conv4, kl_weight=0.01)
+    h = torch.rand(3, 1, 16, 16, dtype=torch.float64)
+    this = support_pass(perturbation, [md.SeededNoise(0).stream(0, 0)])
+    f = conv4.blocks[0].conv(h)
+    assert perturbation.after("blocks.0.conv", h, f, this) is f
+    activated = torch.relu(f)
+    out = perturbation.after("blocks.0.relu", f, activated, this)
+    assert not torch.allclose(out, activated)
+    assert torch.equal(out == 0, activated == 0)
+    spread = 0.001 + 0.7 * torch.sigmoid(perturbation.twin("blocks.0.conv", h, this))
+    expected = (-spread.log() * (activated > 0)).sum(dim=1).mean().item()
+    assert perturbation.penalty(this).item() == pytest.approx(0.01 * expected, rel=1e-10)
+    # −log s is the KL divergence of log-normal noise to a log-uniform prior, up to a constant: entropies differ by it.
+    entropies = [distributions.LogNormal(0.0, s).entropy().item() for s in (0.1, 0.5)]
+    assert entropies[1] - entropies[0] == pytest.approx(math.log(0.5) - math.log(0.1), rel=1e-6)
+
+
+def test_information_dropout_needs_relu_modules() -> None:
+    with pytest.raises(ValueError, match=r"has no nn\.ReLU module; use nn\.ReLU\(\)"):
+        PERTURBATIONS["information-dropout"](nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 3)))
+
+
+def test_adversarial_moves_images_within_the_radius_and_raises_the_support_loss(conv4: md.Conv4) -> None:
+    episode = make_episode()
+    perturbation = make("adversarial", conv4, norm="linf", radius=0.05)
+    learner = md.MAML(conv4, perturbation)
+    weights: dict[str, Tensor] = dict(learner.named_parameters())
+    moved = learner._changed_images(weights, episode.support_x, episode.support_y)
+    assert 0.04 < (moved - episode.support_x).abs().max() <= 0.05 + 1e-12
+    assert not moved.requires_grad
+
+    def loss(x: Tensor) -> float:
+        return F.cross_entropy(conv4(x), episode.support_y).item()
+
+    assert loss(moved) > loss(episode.support_x)
+
+
+@pytest.mark.parametrize("name", ["vib", "information-dropout"])
+def test_stays_finite_through_five_large_steps_at_the_largest_weight(name: str) -> None:
+    torch.manual_seed(0)
+    network = md.Conv4(way=5, channels=8, image_size=28)
+    perturbation = PERTURBATIONS[name](network, kl_weight=1e-3)
+    learner = md.MAML(network, perturbation, inner_lr=0.4, steps=5)
+    episode = make_episode(way=5, shot=5, query=3, size=28, dtype=torch.float32)
+    for seed in range(3):
+        result = learner.task_gradient(episode, generator=md.SeededNoise(seed))
+        assert result.loss.isfinite()
+        assert all(g.isfinite().all() for g in result.gradients.values())
+
+
+def test_sums_over_channels_and_averages_over_the_rest() -> None:
+    values = torch.rand(3, 4, 5, 6, dtype=torch.float64)
+    torch.testing.assert_close(sum_channels_mean_rest(values), values.sum(dim=1).mean())
+    torch.testing.assert_close(sum_channels_mean_rest(values[..., 0, 0]), values[..., 0, 0].sum(dim=1).mean())
+
+
+# --- combinations, and perturbations of one's own --------------------------------------------------------------------
+
+
+def test_combined_does_what_its_parts_do(conv4: md.Conv4) -> None:
+    episode = make_episode()
+    noise, mixup = make("metadropout", conv4), make("mixup", conv4)
+    both = PERTURBATIONS["combined"](conv4, parts=[noise, mixup])
+    loss = md.MAML(conv4, both).loss(episode, generator=md.SeededNoise(0))
+    for alone in (noise, mixup):
+        assert not torch.allclose(loss, md.MAML(conv4, alone).loss(episode, generator=md.SeededNoise(0)))
+    only = PERTURBATIONS["combined"](conv4, parts=[noise])
+    torch.testing.assert_close(
+        md.MAML(conv4, only).loss(episode, generator=md.SeededNoise(0)),
+        md.MAML(conv4, noise).loss(episode, generator=md.SeededNoise(0)),
+    )
+
+
+def test_combining_two_of_a_kind_is_refused_with_the_reason(conv4: md.Conv4) -> None:
+    with pytest.raises(ValueError, match="MetaDropout and Additive cannot be combined: both act on the features"):
+        PERTURBATIONS["combined"](conv4, parts=[{"name": "metadropout"}, {"name": "additive"}])
+    with pytest.raises(ValueError, match="'nothing' cannot be a part"):
+        PERTURBATIONS["combined"](conv4, parts=[{"name": "nothing"}])
+
+
+def test_a_new_perturbation_is_one_class(conv4: md.Conv4) -> None:
+    class Halve(Perturbation):
+        """Halves the logits of support images."""
+
+        sites = ("head",)
+
+        def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+            return f / 2 if this.support else f
+
+    episode = make_episode()
+    halved = md.MAML(conv4, Halve(conv4), steps=1)
+    assert not torch.allclose(halved.loss(episode), md.MAML(conv4, steps=1).loss(episode))
+    torch.testing.assert_close(logits_of(halved, episode.support_x, Still()), conv4(episode.support_x) / 2)
