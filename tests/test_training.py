@@ -10,7 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,7 +26,7 @@ from metadropout.data import Episode
 from metadropout.learners import TaskGradient
 from metadropout.metrics import read_metrics
 from metadropout.runs import open_run
-from metadropout.training import TRAINING, _Loop, episode_sampler, open_splits
+from metadropout.training import TRAINING, _Loop, episode_sampler, open_splits, train
 
 TINY = {
     "data": {"name": "glyphs", "train_classes": 12, "validation_classes": 6, "test_classes": 6},
@@ -127,7 +130,7 @@ def test_a_finished_run_holds_everything_and_can_be_evaluated_and_extended(
         "iteration-00000009.safetensors",
         "iteration-00000012.safetensors",
     ]
-    assert json.loads((run / "environment.json").read_text())["versions"]["torch"]
+    assert json.loads((run / "environment.json").read_text())["starts"][0]["versions"]["torch"]
     validations = [line["iteration"] for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "validation"]
     assert validations == [4, 8, 12]
 
@@ -141,7 +144,17 @@ def test_a_finished_run_holds_everything_and_can_be_evaluated_and_extended(
     assert result["interval_95"] == pytest.approx(1.96 * std / 7**0.5)
     assert main(["evaluate", str(run), "--episodes", "7", "--mc-samples", "2", "--state", "best"]) == 0
 
+    episodes = tmp_path / "episodes.json"
+    for seed in ("0", "1"):  # the second uses the list that the first wrote
+        arguments = ["--episodes", "7", "--mc-samples", "2", "--seed", seed, "--episode-list", str(episodes)]
+        assert main(["evaluate", str(run), *arguments]) == 0
+    assert main(["evaluate", str(run), "--episodes", "8", "--episode-list", str(episodes)]) == 1
+    assert "the list has 7" in capsys.readouterr().err
+
+    assert main(["train", "--resume", str(run), "--training.iterations", "3"]) == 1
+    assert "training.iterations is 3, but 12 are done already" in capsys.readouterr().err
     assert main(["train", "--resume", str(run), "--training.iterations", "14"]) == 0
+    assert len(json.loads((run / "environment.json").read_text())["starts"]) == 2
     longer = tmp_path / "longer"
     assert main(["train", str(recipe), "--out", str(longer), "--training.iterations", "14"]) == 0
     assert_same_weights(run, longer)
@@ -151,8 +164,9 @@ def test_tasks_of_one_meta_batch_differ_in_classes_and_a_task_is_the_same_again(
     main(["train", str(recipe), "--out", str(tmp_path / "run"), "--training.iterations", "1"])
     config = open_run(tmp_path / "run").config
     sampler = episode_sampler(config, open_splits(config), "train", TRAINING)
-    assert not torch.equal(sampler(0, 0).support_x, sampler(0, 1).support_x)
-    assert not torch.equal(sampler(0, 0).support_x, sampler(1, 0).support_x)
+    batches = [[tuple(sampler.indices(i, t).classes) for t in range(4)] for i in range(10)]
+    assert all(len(set(batch)) > 1 for batch in batches)  # chance may make two of them equal, not all four
+    assert len({classes for batch in batches for classes in batch}) > 35
     assert torch.equal(sampler(3, 1).query_x, sampler(3, 1).query_x)
 
 
@@ -197,6 +211,10 @@ def test_a_diverging_run_stops_with_the_cause_and_keeps_the_last_good_state(
 
 
 BAD_CALLS = {
+    "no channels": (["--network.channels", "0"], "channels is 0; it must be at least 1"),
+    "an odd device": (["--machine.device", "meta"], "machine.device is 'meta'; use auto, cpu, cuda"),
+    "an option of no section": (["--description.x", "3"], "--description.x has no meaning"),
+    "a rate that is no number": (["--learner.inner_lr", "nan"], r"inner_lr \(nan\) a number"),
     "way larger than the classes": (["--episode.way", "7"], r"validation classes.* 7-way .*6.*episode.way"),
     "shot + query larger than a class": (["--episode.query", "20"], r"glyphs.*20.*episode"),
     "an unknown option": (["--learner.inner_rate", "1"], "tiny.yaml: learner.inner_rate is not an option here"),
@@ -214,6 +232,7 @@ def test_a_mistake_gives_one_line_and_a_failing_status(
     error = capsys.readouterr().err.strip()
     assert re.search(message, error), error
     assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()  # the corrected command can use the folder
 
 
 def test_resuming_refuses_what_would_be_another_run_or_none(
@@ -252,6 +271,54 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     assert f"metadropout train --resume {run}" in error
     assert latest_checkpoint(run / "checkpoints") == run / "checkpoints" / "iteration-00000012.safetensors"
     assert main(["train", "--resume", str(run), "--training.iterations", "13"]) == 0
+
+
+def test_a_gpu_that_is_not_there_is_named(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run"), "--machine.device", "cuda:99"]) == 1
+    assert "machine.device is 'cuda:99', but PyTorch finds" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_at_once_gives_a_message_too(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", str(recipe), "--out", str(run)]) == 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        assert main(["train", "--resume", str(run), "--training.iterations", "50"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("metadropout: error: ")
+    assert "File too large" in error
+    assert main(["train", "--resume", str(run), "--training.iterations", "13"]) == 0
+
+
+def test_a_signal_at_any_moment_saves_what_it_reports(recipe: Path, tmp_path: Path) -> None:
+    main(["train", str(recipe), "--out", str(tmp_path / "run"), "--training.iterations", "1"])
+    run = open_run(tmp_path / "run")
+    run = replace(run, config=replace(run.config, training=replace(run.config.training, iterations=5)))
+
+    class Late:
+        """A signal that comes between two looks."""
+
+        looks = 0
+
+        @property
+        def received(self) -> signal.Signals | None:
+            self.looks += 1
+            return signal.SIGTERM if self.looks > 1 else None
+
+    class Quiet:
+        def on_iteration(self, *_: object) -> None: ...
+        def on_message(self, *_: object) -> None: ...
+
+    late = Late()
+    with patch("metadropout.training.interruptible", lambda: nullcontext(late)):
+        result = train(run, Quiet())  # type: ignore[arg-type]
+    assert result.stopped_by is signal.SIGTERM
+    assert f"{result.iteration:08d}" in str(latest_checkpoint(run.checkpoints))
 
 
 def test_two_processes_cannot_train_the_same_run(

@@ -117,6 +117,11 @@ def checkpoint_path(folder: Path, iteration: int) -> Path:
     return folder / f"iteration-{iteration:08d}.safetensors"
 
 
+def iteration_of(path: Path) -> int:
+    """Return after how many outer steps a checkpoint was written, by its name."""
+    return int(path.stem.rpartition("-")[2])
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint of a run, None where there is none."""
     return max(folder.glob("iteration-*.safetensors"), default=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 import yaml
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from metadropout.data import DATASETS, ImageShape
@@ -87,7 +90,7 @@ class TrainingOptions:
         for name in ("validation_episodes", "validation_samples"):
             _require(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "at least 1")
         for name in ("meta_lr", "clip", "checkpoint_minutes"):
-            _require(getattr(self, name) > 0, f"training.{name}", getattr(self, name), "above 0")
+            _require(0 < getattr(self, name) < math.inf, f"training.{name}", getattr(self, name), "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +107,8 @@ class MachineOptions:
 
     def __post_init__(self) -> None:
         _require(self.threads >= 0, "machine.threads", self.threads, "0 or more")
-        try:
-            torch.device("cpu" if self.device == "auto" else self.device)
-        except RuntimeError:
-            raise ConfigError(f"machine.device is '{self.device}'; use auto, cpu, cuda or cuda:N") from None
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"machine.device is '{self.device}'; use auto, cpu, cuda or cuda:N")
 
 
 PLAIN_SECTIONS: dict[str, type] = {
@@ -156,8 +157,9 @@ def parse_config(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None = N
             f"'{unknown[0]}' is not a section; the sections are: {', '.join(Config.__dataclass_fields__)}"
         )
     for name in (*AXES, *PLAIN_SECTIONS, "reported"):
-        if not isinstance(merged.setdefault(name, {}), Mapping):
-            raise ConfigError(f"{name} must be a section of options, not {merged[name]!r}")
+        section = merged.setdefault(name, {})
+        if not isinstance(section, Mapping) or not all(isinstance(key, str) for key in section):
+            raise ConfigError(f"{name} must be a section of options, not {section!r}")
     sections: dict[str, Any] = {name: _axis_section(name, merged[name]) for name in AXES}
     for name, part in PLAIN_SECTIONS.items():
         sections[name] = part(**check_options(part, merged[name], name))
@@ -198,7 +200,7 @@ def build_learner(config: Config, image_shape: ImageShape) -> Learner:
             )
             perturbation = _build("perturbation", config.perturbation)(network, **_options(config.perturbation))
             learner: Learner = _build("learner", config.learner)(network, perturbation, **_options(config.learner))
-        except ValueError as error:  # a combination that the parts themselves refuse, with their reason
+        except (ValueError, RuntimeError) as error:  # a combination that the parts themselves refuse, with their reason
             raise ConfigError(str(error)) from None
     return learner
 
@@ -208,8 +210,11 @@ def resolve_device(machine: MachineOptions) -> torch.device:
     if machine.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(machine.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("machine.device is 'cuda', but PyTorch finds no GPU here; use --machine.device auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"machine.device is '{machine.device}', but PyTorch finds {torch.cuda.device_count()} GPUs here; "
+            "use --machine.device auto"
+        )
     return device
 
 
@@ -223,7 +228,7 @@ def _options(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def _axis_section(axis: str, given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("name", DEFAULT_PARTS[axis])
-    if name not in AXES[axis]:
+    if not isinstance(name, str) or name not in AXES[axis]:
         raise ConfigError(f"{axis}.name is '{name}'; known are: {', '.join(AXES[axis])}")
     checked = check_options(AXES[axis][name], _options(given), axis, skip=FROM_DATA.get(axis, ()))
     return {"name": name, **checked}
@@ -233,14 +238,16 @@ def _override(merged: dict[str, Any], dotted: str, value: Any) -> None:
     section, _, option = dotted.partition(".")
     if not option:
         merged[section] = value
-    elif isinstance(merged.setdefault(section, {}), dict):
+    elif section in ("description", "seed") or not isinstance(merged.setdefault(section, {}), dict):
+        raise ConfigError(f"--{dotted} has no meaning: {section} is not a section of options")
+    else:
         merged[section][option] = value
 
 
 def _seed(value: Any) -> int:
     try:
-        seed = int(value)
-    except (TypeError, ValueError):
+        seed = TypeAdapter(int).validate_python(value, strict=not isinstance(value, str))
+    except ValidationError:
         raise ConfigError(f"seed is {value!r}, not a whole number") from None
     _require(seed >= 0, "seed", seed, "0 or more")
     return seed

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from metadropout.data import EpisodeSampler
+from metadropout.data import EpisodeSampler, Prefetcher, SavedEpisodes
 from metadropout.learners import Learner, accuracy
 from metadropout.noise import SeededNoise
 
@@ -37,7 +37,7 @@ class Evaluation:
 
 def evaluate(
     learner: Learner,
-    sampler: EpisodeSampler,
+    sampler: EpisodeSampler | SavedEpisodes,
     *,
     episodes: int,
     mc_samples: int | None,
@@ -51,7 +51,7 @@ def evaluate(
 
     Args:
         learner: what is tested; it is left unchanged.
-        sampler: where the episodes come from.
+        sampler: where the episodes come from: drawn, or a saved list.
         episodes: how many.
         mc_samples: noise samples per inner step.
         seed: seed of the noise.
@@ -59,12 +59,14 @@ def evaluate(
         on_episode: called with each episode's accuracy, for showing progress.
     """
     accuracies = []
-    for number in range(episodes):
-        episode = sampler(0, number).to(device)
-        with torch.no_grad():
-            classifier = learner.adapt(
-                episode.support_x, episode.support_y, mc_samples=mc_samples, generator=SeededNoise(seed, number)
-            )
-            accuracies.append(float(accuracy(classifier(episode.query_x), episode.query_y)))
-        on_episode(accuracies[-1])
+    pairs = ((0, number) for number in range(episodes))
+    with Prefetcher(sampler.raw, pairs, pin_memory=device.type == "cuda") as coming:
+        for number, raw in enumerate(coming):
+            episode = raw.to(device)
+            with torch.no_grad():
+                classifier = learner.adapt(
+                    episode.support_x, episode.support_y, mc_samples=mc_samples, generator=SeededNoise(seed, number)
+                )
+                accuracies.append(float(accuracy(classifier(episode.query_x), episode.query_y)))
+            on_episode(accuracies[-1])
     return Evaluation(accuracies)

@@ -80,12 +80,13 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a run's metrics; a last line that a crash cut short is left out."""
+    """Read a run's metrics; what is not a line of metrics, such as one that a crash cut short, is left out."""
     lines: list[dict[str, Any]] = []
     if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(json.JSONDecodeError):
-                lines.append(json.loads(text))
+                if isinstance(line := json.loads(text), dict) and {"kind", "iteration"} <= line.keys():
+                    lines.append(line)
     return lines
 
 

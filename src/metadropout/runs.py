@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import platform
 import sys
@@ -19,6 +18,7 @@ import yaml
 
 from metadropout.checkpoints import latest_checkpoint
 from metadropout.config import Config, load_config
+from metadropout.data.locks import exclusive
 from metadropout.errors import CheckpointError, ConfigError, MetadropoutError
 from metadropout.files import write_atomically
 
@@ -30,7 +30,7 @@ CONTENTS = """\
 | file | what it is |
 |---|---|
 | `config.yaml` | every option of this run, defaults included |
-| `environment.json` | versions, machine and command |
+| `environment.json` | versions, machine and command of each start |
 | `metrics.jsonl` | loss, accuracy and speed over time, one JSON object per line |
 | `events/` | the same for TensorBoard: `tensorboard --logdir .` |
 | `curves.png` | the learning curves |
@@ -85,11 +85,12 @@ def create_run(folder: Path, config: Config) -> Run:
         raise ConfigError(
             f"{folder}: holds a run already; go on with 'metadropout train --resume {folder}' or choose another --out"
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    # What a start that was killed at once leaves behind does not count.
+    harmless = {"environment.json", "README.md", ".lock"}
+    if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - harmless):
         raise ConfigError(f"{folder}: is there already and is not an empty folder; choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "environment.json", json.dumps(environment(), indent=1) + "\n")
         text = CONTENTS.format(title=folder.name, description=config.description, folder=folder)
         write_atomically(folder / "README.md", text)
         write_config(folder, config)
@@ -113,12 +114,18 @@ def write_config(folder: Path, config: Config) -> None:
 @contextmanager
 def locked(run: Run) -> Iterator[None]:
     """Keep a second process from training the same run at the same time."""
-    with (run.folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise MetadropoutError(f"{run.folder}: another process is training this run; stop it first") from None
-        yield
+    try:
+        with exclusive(run.folder / ".lock", wait=False):
+            yield
+    except BlockingIOError:
+        raise MetadropoutError(f"{run.folder}: another process is training this run; stop it first") from None
+
+
+def record_start(folder: Path) -> None:
+    """Add to `environment.json` with which versions, machine and command the run starts or goes on."""
+    path = folder / "environment.json"
+    starts = json.loads(path.read_text(encoding="utf-8"))["starts"] if path.exists() else []
+    write_atomically(path, json.dumps({"starts": [*starts, environment()]}, indent=1) + "\n")
 
 
 def environment() -> dict[str, Any]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
 from types import FrameType
 from typing import Protocol
 
@@ -28,7 +27,7 @@ from metadropout.evaluation import evaluate
 from metadropout.learners import Learner, TaskGradient
 from metadropout.metrics import MetricsLog
 from metadropout.noise import SeededNoise, mix_seed
-from metadropout.runs import Run, locked
+from metadropout.runs import Run, locked, record_start
 
 TRAINING, VALIDATION, TESTING = 0, 1, 2
 """Keys that keep the random numbers of training, validation and testing apart."""
@@ -62,16 +61,18 @@ def train(run: Run, watcher: Watcher) -> Result:
     device = resolve_device(config.machine)
     if config.machine.threads:
         torch.set_num_threads(config.machine.threads)
-    splits = open_splits(config)
+    splits, learner = open_parts(config)
     sampler = episode_sampler(config, splits, "train", TRAINING)
     validation = episode_sampler(config, splits, "validation", VALIDATION) if splits.validation is not None else None
-    episode_sampler(config, splits, "test", TESTING)  # an impossible evaluation should fail now, not after a week
-    learner = build_learner(config, splits.train.image_shape).to(device)
+    learner = learner.to(device)
     # The layout in which convolutions want their weights; the values are the same.
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.Adam(learner.parameters(), lr=config.training.meta_lr)
 
     with locked(run), interruptible() as interrupt:
+        for remains in run.checkpoints.glob("*.tmp"):  # of a write that was killed
+            remains.unlink()
+        record_start(run.folder)
         progress = Progress(0, 0.0)
         if (checkpoint := latest_checkpoint(run.checkpoints)) is not None:
             progress = load_checkpoint(checkpoint, learner, optimizer)
@@ -79,7 +80,8 @@ def train(run: Run, watcher: Watcher) -> Result:
         else:
             save_checkpoint(checkpoint_path(run.checkpoints, 0), learner, optimizer, progress)
         with MetricsLog(run.folder, from_iteration=progress.iteration) as log:
-            pairs = product(range(progress.iteration, config.training.iterations), range(config.training.meta_batch))
+            tasks = range(config.training.meta_batch)
+            pairs = ((i, t) for i in range(progress.iteration, config.training.iterations) for t in tasks)
             ahead = 2 * config.training.meta_batch
             with Prefetcher(sampler.raw, pairs, depth=ahead, pin_memory=device.type == "cuda") as episodes:
                 loop = _Loop(run, learner, optimizer, episodes, validation, device, log, watcher)
@@ -120,12 +122,13 @@ class _Loop:
             if self.validation is not None and (done % options.validate_every == 0 or finished):
                 progress = self.validate(progress, self.validation)
             overdue = time.monotonic() - last_save > 60 * options.checkpoint_minutes
-            if done % options.checkpoint_every == 0 or overdue or finished or interrupt.received is not None:
+            stop = interrupt.received  # read once: a signal may come at any moment
+            if done % options.checkpoint_every == 0 or overdue or finished or stop is not None:
                 self.log.flush()
                 self.save(progress)
                 last_save = time.monotonic()
-            if interrupt.received is not None and not finished:
-                return Result(done, interrupt.received)
+            if stop is not None and not finished:
+                return Result(done, stop)
         return Result(progress.iteration, None)
 
     def outer_step(self, iteration: int) -> tuple[float, float]:
@@ -206,6 +209,15 @@ def interruptible() -> Iterator[Interrupt]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def open_parts(config: Config) -> tuple[Splits, Learner]:
+    """Open a run's data set and build its learner; what is impossible fails here and not after a week."""
+    splits = open_splits(config)
+    for split, key in (("train", TRAINING), ("validation", VALIDATION), ("test", TESTING)):
+        if getattr(splits, split) is not None:
+            episode_sampler(config, splits, split, key)
+    return splits, build_learner(config, splits.train.image_shape)
 
 
 def open_splits(config: Config) -> Splits:

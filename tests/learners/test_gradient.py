@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from toys import UsersModel, make_episode, randomise
 
 import metadropout as md
@@ -95,8 +97,20 @@ def test_query_pass_is_deterministic_and_support_passes_are_not(conv4: md.Conv4,
 
     assert torch.equal(support(0), support(0))
     assert not torch.allclose(support(0), support(1))
+    weights = learner._inner_steps(
+        dict(weights), episode.support_x, episode.support_y, md.SeededNoise(0), 1, differentiable=False
+    )
+    # The query pass by hand: every block multiplied by softplus(μ), the head clean.
+    h = episode.query_x
+    for i in range(4):
+        theta, phi = f"network.blocks.{i}.conv", f"perturbation.generators.blocks/{i}/conv"
+        f = F.conv2d(h, weights[f"{theta}.weight"], weights[f"{theta}.bias"], padding=1)
+        z = F.softplus(F.conv2d(h, weights[f"{phi}.weight"], weights[f"{phi}.bias"], padding=1))
+        offset = weights[f"network.blocks.{i}.norm.bias"]
+        h = F.max_pool2d(F.relu(F.batch_norm(f * z, None, None, None, offset, training=True, eps=1e-3)), 2)
+    by_hand = F.linear(h.flatten(1), weights["network.head.weight"], weights["network.head.bias"])
     classifier = learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
-    assert torch.equal(classifier(episode.query_x), classifier(episode.query_x))
+    torch.testing.assert_close(classifier(episode.query_x), by_hand)
 
 
 @pytest.mark.parametrize("images_per_pass", [1, 13, 1000], ids=["one by one", "in chunks", "in one batch"])
@@ -275,3 +289,101 @@ def test_a_diverging_inner_loop_is_explained(conv4: md.Conv4, episode: md.Episod
     with torch.no_grad():
         conv4.head.bias[0] = torch.nan
     assert "'network.head.bias' is not finite at the start" in learner.explain_failure(episode)
+
+
+def test_a_copied_learner_does_the_same(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4, md.MetaDropout(conv4).double())
+    copied = copy.deepcopy(learner)
+    a, b = (part.task_gradient(episode, generator=md.SeededNoise(0)) for part in (learner, copied))
+    assert torch.equal(a.loss, b.loss)
+    assert all(torch.equal(a.gradients[name], b.gradients[name]) for name in a.gradients)
+
+
+def test_a_classifier_stays_what_it_is_when_training_goes_on(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4, md.MetaDropout(conv4).double())
+    classifier = learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
+    before = classifier(episode.query_x)
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter.add_(1)
+    assert torch.equal(classifier(episode.query_x), before)
+
+
+def test_adapting_works_in_inference_mode(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4)
+    expected = learner.adapt(episode.support_x, episode.support_y)(episode.query_x)
+    with torch.inference_mode():
+        got = learner.adapt(episode.support_x.clone(), episode.support_y)(episode.query_x)
+    torch.testing.assert_close(got, expected)
+
+
+def test_frozen_parameters_are_not_adapted(conv4: md.Conv4, episode: md.Episode) -> None:
+    conv4.blocks[0].conv.requires_grad_(False)
+    learner = md.MAML(conv4)
+    assert not any("blocks.0.conv" in name for name in learner.adapted_names)
+    assert not any("blocks.0.conv" in name for name in learner.task_gradient(episode).gradients)
+
+
+class Odd(nn.Module):
+    """A model whose layers are not registered in the order in which they run."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.last = nn.Linear(8, 3)
+        self.first = nn.Linear(256, 8)
+        self.body = nn.Linear(8, 8)
+        if kind == "tied":
+            self.again = nn.Linear(8, 8)
+            self.again.weight = self.body.weight
+            self.out = nn.Linear(8, 3)
+        if kind == "subclass":
+            self.norm = type("NormWithReLU", (nn.BatchNorm1d,), {})(8)
+        if kind == "lazy":
+            self.body = nn.LazyLinear(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.body(torch.tanh(self.first(x.flatten(1)))))
+        if self.kind == "tied":
+            return self.out(self.again(h)) + self.last(h)
+        if self.kind == "functional":
+            return F.linear(h, self.last.weight, self.last.bias)
+        return (self.last(h), h) if self.kind == "tuple" else self.last(h)  # type: ignore[return-value]
+
+
+def test_parameters_under_two_names_are_used_under_both(episode: md.Episode) -> None:
+    model = Odd("tied").double()
+    classifier = md.MAML(model, steps=0).adapt(episode.support_x, episode.support_y)
+    torch.testing.assert_close(classifier(episode.query_x), model(episode.query_x))
+
+
+ODD_MODELS = {
+    "tuple": (TypeError, r"Odd must return logits of shape \(n, way\), not tuple"),
+    "order": (ValueError, r"'body' is taken for the head, but 'last' runs after it; .* head='last'"),
+    "functional": (ValueError, r"'last' did not run as a module in a forward pass"),
+    "subclass": (ValueError, r"'norm' is a NormWithReLU: what it does beyond batch normalisation"),
+    "lazy": (ValueError, r"'body.weight' has no shape yet: run one batch"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_MODELS)
+def test_a_model_that_cannot_be_perturbed_is_refused_with_the_reason(kind: str, episode: md.Episode) -> None:
+    error, message = ODD_MODELS[kind]
+    model = Odd(kind).double()
+
+    def use() -> None:
+        noise = md.MetaDropout(model).double() if kind in ("order", "functional") else None
+        md.MAML(model, noise).loss(episode, generator=md.SeededNoise(0))
+
+    with pytest.raises(error, match=message):
+        use()
+
+
+def test_mistakes_of_callers_are_named(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner = md.MAML(conv4)
+    with pytest.raises(ValueError, match="mc_samples is 0; it must be at least 1"):
+        learner.adapt(episode.support_x, episode.support_y, mc_samples=0)
+    with pytest.raises(ValueError, match="a label is 5, but the network has 3 outputs"):
+        learner.adapt(episode.support_x, episode.support_y + 3)
+    with pytest.raises(ValueError, match="there is nothing to adapt"):
+        md.MAML(conv4, adapted=[])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,6 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(namespace.run(namespace))
     except MetadropoutError as error:
         print(f"metadropout: error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"metadropout: error: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("metadropout: stopped at once; the last checkpoint is kept", file=sys.stderr)

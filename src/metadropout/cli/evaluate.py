@@ -13,10 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from metadropout.checkpoints import load_checkpoint
 from metadropout.config import build_learner, parse_config, resolve_device
-from metadropout.errors import ConfigError, MetadropoutError
+from metadropout.data import EpisodeSampler, SavedEpisodes, load_episodes, save_episodes
+from metadropout.errors import ConfigError, DataError, MetadropoutError
 from metadropout.evaluation import Evaluation, evaluate
 from metadropout.files import write_atomically
-from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.learners.gradient import TEST_SAMPLES, GradientLearner
 from metadropout.memory import keep_freed_memory
 from metadropout.noise import mix_seed
 from metadropout.runs import Run, open_run
@@ -42,6 +43,12 @@ def register(commands: Any) -> None:
     parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default: test")
     parser.add_argument("--state", choices=["last", "best"], default="last", help="default: last, as in the paper")
     parser.add_argument("--seed", type=int, default=0, help="seed of the episodes; the same for all runs to compare")
+    parser.add_argument(
+        "--episode-list",
+        type=Path,
+        metavar="FILE",
+        help="use the episodes of this file; if it is not there, write the drawn ones to it for others to use",
+    )
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 
@@ -50,8 +57,10 @@ def run_command(namespace: argparse.Namespace) -> int:
     for name in ("episodes", "mc_samples"):
         if getattr(namespace, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(namespace, name)}; it must be at least 1")
-    if odd := [name for name in namespace.overrides if not name.startswith("machine.")]:
-        raise ConfigError(f"--{odd[0]} cannot change here: evaluate takes only --machine options from the recipe")
+    if namespace.seed < 0:
+        raise ConfigError(f"--seed is {namespace.seed}; it must be 0 or more")
+    if odd := [name for name in namespace.overrides if not name.startswith(("machine.", "data.directory"))]:
+        raise ConfigError(f"--{odd[0]} cannot change here: evaluate takes --machine options and --data.directory only")
     run = open_run(namespace.folder)
     run = Run(run.folder, parse_config(run.config.to_dict(), namespace.overrides))
     result = evaluate_run(
@@ -61,13 +70,21 @@ def run_command(namespace: argparse.Namespace) -> int:
         split=namespace.split,
         state=namespace.state,
         seed=namespace.seed,
+        episode_list=namespace.episode_list,
     )
     print(f"{run.folder.name}: {result} on {namespace.episodes} episodes of {namespace.split} classes")
     return 0
 
 
 def evaluate_run(
-    run: Run, *, episodes: int, mc_samples: int = TEST_SAMPLES, split: str = "test", state: str = "last", seed: int = 0
+    run: Run,
+    *,
+    episodes: int,
+    mc_samples: int = TEST_SAMPLES,
+    split: str = "test",
+    state: str = "last",
+    seed: int = 0,
+    episode_list: Path | None = None,
 ) -> Evaluation:
     """Evaluate a run with a progress bar and write the result into its folder."""
     keep_freed_memory()
@@ -77,6 +94,7 @@ def evaluate_run(
     device = resolve_device(config.machine)
     splits = open_splits(config)
     sampler = episode_sampler(config, splits, split, TESTING, seed)
+    source = sampler if episode_list is None else _listed(episode_list, sampler, episodes)
     learner = build_learner(config, splits.train.image_shape).to(device)
     checkpoint = run.state(state)
     progress = load_checkpoint(checkpoint, learner)
@@ -86,7 +104,7 @@ def evaluate_run(
         task = bar.add_task(f"evaluating {run.folder.name}", total=episodes)
         result = evaluate(
             learner,
-            sampler,
+            source,
             episodes=episodes,
             mc_samples=mc_samples,
             seed=mix_seed(seed, TESTING),
@@ -97,11 +115,12 @@ def evaluate_run(
         "mean": result.mean,
         "interval_95": result.interval,
         "episodes": episodes,
-        "mc_samples": mc_samples,
+        "mc_samples": learner.samples_used(mc_samples) if isinstance(learner, GradientLearner) else mc_samples,
         "split": split,
         "state": state,
         "iteration": progress.iteration,
         "seed": seed,
+        "episode_list": None if episode_list is None else str(episode_list),
         "accuracies": result.accuracies,
     }
     path = run.folder / f"evaluation-{split}{'' if state == 'last' else f'-{state}'}.json"
@@ -110,3 +129,16 @@ def evaluate_run(
     except OSError as error:
         raise MetadropoutError(f"{path}: cannot be written: {error.strerror}; the accuracy was {result}") from None
     return result
+
+
+def _listed(path: Path, sampler: EpisodeSampler, episodes: int) -> SavedEpisodes:
+    """Open a list of episodes, after writing the drawn ones to it if it is not there."""
+    if not path.exists():
+        save_episodes(path, sampler, episodes)
+    listed = load_episodes(path, sampler.images)
+    if (listed.way, listed.shot, listed.query) != (sampler.way, sampler.shot, sampler.query):
+        raise DataError(
+            f"{path}: has {listed.way}-way {listed.shot}-shot episodes with {listed.query} queries, but the run was "
+            f"trained on {sampler.way}-way {sampler.shot}-shot with {sampler.query}"
+        )
+    return listed

@@ -30,7 +30,12 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]
 
 
 def _value(text: str) -> Any:
+    """Read lists and dictionaries, but leave numbers as text: the option's type decides what a class named 001 is."""
+    if text in ("null", "None"):
+        return None
+    if not text.startswith(("[", "{")):
+        return text
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=yaml.BaseLoader)  # builds nothing but text, lists and dictionaries
     except yaml.YAMLError:
         return text

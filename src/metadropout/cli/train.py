@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from metadropout.checkpoints import iteration_of, latest_checkpoint
 from metadropout.cli.progress import TrainingDisplay
 from metadropout.config import Config, parse_config
 from metadropout.errors import ConfigError
 from metadropout.memory import keep_freed_memory
 from metadropout.plots import plot_curves
 from metadropout.recipes import load_recipe
-from metadropout.runs import Run, create_run, open_run, write_config
-from metadropout.training import Result, train
+from metadropout.runs import Run, create_run, locked, open_run, write_config
+from metadropout.training import Result, open_parts, train
 
-MAY_CHANGE = ("training.iterations", "training.checkpoint_", "training.log_every", "machine.")
+MAY_CHANGE = (
+    "training.iterations",
+    "training.checkpoint_",
+    "training.log_every",
+    "machine.",
+    "data.directory",
+    "data.download",
+)
 """Options that may be given anew on resuming: the others would make it another run."""
 
 EPILOG = """\
@@ -54,7 +63,9 @@ def run_command(namespace: argparse.Namespace) -> int:
     else:
         if not namespace.recipe or namespace.out is None:
             raise ConfigError("give a RECIPE and --out RUN for a new run, or --resume RUN for an old one")
-        run = create_run(namespace.out, load_recipe(namespace.recipe, overrides))
+        config = with_absolute_paths(load_recipe(namespace.recipe, overrides))
+        open_parts(config)  # before there is a folder: a mistake leaves nothing behind
+        run = create_run(namespace.out, config)
     result = train_and_show(run)
     return 0 if result.stopped_by is None else 128 + result.stopped_by
 
@@ -66,9 +77,22 @@ def reopen(folder: Path, overrides: Mapping[str, Any]) -> Run:
             raise ConfigError(f"{name} cannot change on resuming: it would be another run; start one with --out")
     run = open_run(folder)
     if overrides:
-        run = replace(run, config=parse_config(run.config.to_dict(), overrides))
-        write_config(folder, run.config)
+        run = replace(run, config=with_absolute_paths(parse_config(run.config.to_dict(), overrides)))
+        with locked(run):
+            latest = latest_checkpoint(run.checkpoints)
+            if latest is not None and run.config.training.iterations < (done := iteration_of(latest)):
+                raise ConfigError(
+                    f"training.iterations is {run.config.training.iterations}, but {done} are done already"
+                )
+            write_config(folder, run.config)
     return run
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Make the data set's directory absolute, so that the run can be used from any folder."""
+    if not (directory := config.data.get("directory")):
+        return config
+    return replace(config, data={**config.data, "directory": str(Path(directory).expanduser().resolve())})
 
 
 def train_and_show(run: Run) -> Result:
@@ -77,7 +101,11 @@ def train_and_show(run: Run) -> Result:
     config: Config = run.config
     with TrainingDisplay(run.folder.name, config.training.iterations, config.training.meta_batch) as display:
         result = train(run, display)
-    plotted = plot_curves(run)
+    try:
+        plotted = plot_curves(run)
+    except OSError as error:
+        print(f"the learning curves cannot be drawn: {error}", file=sys.stderr)
+        plotted = None
     if result.stopped_by is not None:
         print(f"stopped by {result.stopped_by.name} after iteration {result.iteration}, state saved")
         print(f"go on with: metadropout train --resume {run.folder}")

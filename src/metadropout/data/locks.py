@@ -8,16 +8,27 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[bool]:
-    """Hold a lock on a file, waiting for other processes to let go of it; it ends with its process, however that ends.
+def exclusive(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock on a file; it ends with its process, however that ends.
 
     Gives whether there is a lock: some systems and some network file systems have none.
+
+    Args:
+        path: the file; it is made where it is missing.
+        wait: whether to wait for another process to let go of it.
+
+    Raises:
+        BlockingIOError: if another process holds it and there is no waiting.
     """
     with path.open("a") as file:
         locked = False
-        with contextlib.suppress(ImportError, OSError):
+        try:
             import fcntl  # noqa: PLC0415 - not on every system
 
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             locked = True
+        except BlockingIOError:
+            raise
+        except (ImportError, OSError):
+            pass
         yield locked

@@ -6,6 +6,7 @@ noise) → `update` → `_classifier` → `_logits` (the query pass, determinist
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -62,12 +63,18 @@ class GradientLearner(Learner):
                 f"first_order cannot be used with {type(self.perturbation).__name__}: "
                 f"{self.perturbation.needs_second_order}"
             )
-        if steps < 0 or images_per_pass < 1:
-            raise ValueError(f"steps ({steps}) must be at least 0 and images_per_pass ({images_per_pass}) at least 1")
+        if steps < 0 or images_per_pass < 1 or math.isnan(inner_lr):
+            raise ValueError(
+                f"steps ({steps}) must be at least 0, images_per_pass ({images_per_pass}) at least 1, "
+                f"and inner_lr ({inner_lr}) a number"
+            )
         self.inner_lr, self.steps = inner_lr, steps
         self.first_order, self.inductive, self.images_per_pass = first_order, inductive, images_per_pass
         self._function = FunctionalNetwork(network, self.perturbation.sites, self.perturbation.input_sites)
+        self._calls_checked = False
         self.adapted_names = self._names_to_adapt(adapted)
+        if not self.adapted_names:
+            raise ValueError("there is nothing to adapt: no parameter is listed, or all are frozen")
         self.add_meta_parameters()
 
     def add_meta_parameters(self) -> None:
@@ -103,12 +110,20 @@ class GradientLearner(Learner):
         mc_samples: int | None = None,
         generator: torch.Generator | NoiseSource | None = None,
     ) -> Classifier:
+        samples = self.samples_used(TEST_SAMPLES if mc_samples is None else mc_samples)
         noise = self._noise_from(generator)
-        if not self.perturbation.random:
-            mc_samples = 1  # all samples would be the same
-        weights = {name: p.detach() for name, p in self.named_parameters()}
-        weights = self._inner_steps(weights, x, y, noise, mc_samples or TEST_SAMPLES, differentiable=False)
-        return self._classifier(weights, x)
+        with torch.inference_mode(False):
+            x, y = (t.clone() if t.is_inference() else t for t in (x, y))
+            # Copies, so that the classifier stays what it is when training goes on.
+            weights = {name: p.detach().clone() for name, p in self.named_parameters()}
+            weights = self._inner_steps(weights, x, y, noise, samples, differentiable=False)
+            return self._classifier(weights, x)
+
+    def samples_used(self, mc_samples: int) -> int:
+        """Return how many noise samples an inner step takes if so many are asked for: one where all would be alike."""
+        if mc_samples < 1:
+            raise ValueError(f"mc_samples is {mc_samples}; it must be at least 1")
+        return mc_samples if self.perturbation.random else 1
 
     def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
         """Take the inner steps again, one by one, until something is not finite."""
@@ -191,7 +206,10 @@ class GradientLearner(Learner):
         return self.perturbation.change_images(x, y, classify)
 
     def _support_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
-        loss, penalty = self.perturbation.label_loss(logits, y, this), self.perturbation.penalty(this)
+        try:
+            loss, penalty = self.perturbation.label_loss(logits, y, this), self.perturbation.penalty(this)
+        except IndexError:  # how PyTorch reports a label without an output
+            raise ValueError(f"a label is {int(y.max())}, but the network has {logits.shape[1]} outputs") from None
         return loss if penalty is None else loss + penalty
 
     def _query_pass(self, weights: Weights) -> Pass:
@@ -200,14 +218,21 @@ class GradientLearner(Learner):
     def _logits(self, weights: Weights, x: Tensor, this: Pass, normalisation: Normalisation) -> Tensor:
         """Run the network on images, with the perturbation's say in a support pass or a deterministic one."""
         theta = self.perturbation.change_weights(_with_prefix(weights, "network."), this)
+        seen: list[str] = []
 
         def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
+            seen.append(name)
             return self.perturbation.after(name, h, f, this)
 
         def on_input(name: str, h: Tensor) -> Tensor:
+            seen.append(name)
             return self.perturbation.before(name, h, this)
 
-        return self._function(theta, x, on_output, normalisation, on_input)
+        logits = self._function(theta, x, on_output, normalisation, on_input)
+        if not self._calls_checked:  # once: a network runs its layers in the same way every time
+            self.perturbation.check_calls(seen)
+            self._calls_checked = True
+        return logits
 
     def _classifier(self, weights: Weights, support_x: Tensor) -> Classifier:
         """Return the adapted model as a function of images."""

@@ -25,6 +25,8 @@ class Conv4(nn.Module):
         super().__init__()
         if image_size < 16:
             raise ValueError(f"image_size is {image_size}, but four 2x2 poolings need at least 16")
+        if channels < 1:
+            raise ValueError(f"channels is {channels}; it must be at least 1")
         self.blocks = nn.Sequential(*[_block(in_channels if i == 0 else channels, channels) for i in range(4)])
         side = image_size // 16  # four valid poolings
         self.head = nn.Linear(channels * side * side, way)

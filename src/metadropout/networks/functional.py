@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.parameter import UninitializedParameter
 
 from metadropout.fused import norm_relu_pool
 from metadropout.networks.normalisation import (
@@ -24,14 +25,15 @@ OutputHook = Callable[[str, Tensor, Tensor], Tensor]
 InputHook = Callable[[str, Tensor], Tensor]
 """Called with a layer's name and input; what it returns takes the place of the input."""
 
-BATCH_NORMS = (OffsetNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCH_NORMS = (OffsetNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 def weight_names(network: nn.Module) -> list[str]:
-    """List the names of a network's parameters but those of its normalisation layers: what θ means by default."""
+    """List a network's parameters but frozen ones and those of normalisation layers: what θ means by default."""
     norms = {name for name, module in network.named_modules() if isinstance(module, NORMS)}
-    return [name for name, _ in network.named_parameters() if name.rpartition(".")[0] not in norms]
+    trainable = [name for name, p in network.named_parameters() if p.requires_grad]
+    return [name for name in trainable if name.rpartition(".")[0] not in norms]
 
 
 LayerStatistics = dict[str, tuple[Tensor, Tensor]]
@@ -65,6 +67,7 @@ class FunctionalNetwork:
     It runs on a private copy of the network's structure that holds no weights of its own. In the copy, batch
     normalisations use the statistics of the batch (running averages are neither used nor changed) and other
     layers are in evaluation mode: `nn.Dropout` does nothing, because randomness has to come from a perturbation.
+    One pass at a time: threads need a learner each (`copy.deepcopy` gives one).
     Where normalisation, ReLU and 2x2 pooling follow each other in an `nn.Sequential`, one module does the work of all.
 
     Args:
@@ -74,13 +77,20 @@ class FunctionalNetwork:
     """
 
     def __init__(self, network: nn.Module, outputs: Iterable[str] = (), inputs: Iterable[str] = ()) -> None:
+        lazy = [name for name, p in network.named_parameters() if isinstance(p, UninitializedParameter)]
+        if lazy:
+            raise ValueError(f"'{lazy[0]}' has no shape yet: run one batch of images through the network first")
         self._network = network
         self._current = _Call()
         self._structure = self._copy_of(network)
+        # A parameter that stands under two names must be given under both.
+        first_names = {id(p): name for name, p in network.named_parameters()}
+        everything = network.named_parameters(remove_duplicate=False)
+        self._aliases = {alias: first_names[id(p)] for alias, p in everything}
         for name in outputs:
-            self._structure.get_submodule(name).register_forward_hook(self._output_hook(name))
+            self._structure.get_submodule(name).register_forward_hook(_OutputReport(self, name))
         for name in inputs:
-            self._structure.get_submodule(name).register_forward_pre_hook(self._input_hook(name))
+            self._structure.get_submodule(name).register_forward_pre_hook(_InputReport(self, name))
         _fuse(self._structure)
 
     def __call__(
@@ -102,34 +112,54 @@ class FunctionalNetwork:
         """
         self._current = _Call(normalisation or Normalisation(), on_output, on_input)
         try:
-            tensors = {**weights, **dict(self._network.named_buffers())}
-            return functional_call(self._structure, tensors, (x,))  # type: ignore[no-any-return]
+            tensors = {alias: weights[name] for alias, name in self._aliases.items()}
+            tensors |= dict(self._network.named_buffers(remove_duplicate=False))
+            logits = functional_call(self._structure, tensors, (x,))
         finally:
             self._current = _Call()  # keeps no graph alive
+        if not isinstance(logits, Tensor) or logits.dim() != 2:
+            shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise TypeError(f"{type(self._network).__name__} must return logits of shape (n, way), not {shape}")
+        return logits
 
     def _copy_of(self, network: nn.Module) -> nn.Module:
         structure = copy.deepcopy(network).to("meta").eval()
         replaced: dict[int, nn.Module] = {}
         for name, module in list(structure.named_modules(remove_duplicate=False)):
             if isinstance(module, BATCH_NORMS):
+                if type(module) not in BATCH_NORMS:
+                    raise ValueError(
+                        f"'{name}' is a {type(module).__name__}: what it does beyond batch normalisation is not known; "
+                        "use a plain BatchNorm layer and a module of its own for the rest"
+                    )
                 parent, _, child = name.rpartition(".")
                 new = replaced.setdefault(id(module), _BatchStatisticsNorm(name, module, self))
                 setattr(structure.get_submodule(parent), child, new)
         return structure
 
-    def _output_hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-        def report(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            hook = self._current.on_output
-            return output if hook is None else hook(name, inputs[0], output)
 
-        return report
+@dataclass(frozen=True)
+class _OutputReport:
+    """Reports a layer's output to the hook of the pass under way; a class, so that a copied learner copies it, too."""
 
-    def _input_hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
-        def report(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-            hook = self._current.on_input
-            return inputs[0] if hook is None else hook(name, inputs[0])
+    owner: FunctionalNetwork
+    name: str
 
-        return report
+    def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        hook = self.owner._current.on_output
+        return output if hook is None else hook(self.name, inputs[0], output)
+
+
+@dataclass(frozen=True)
+class _InputReport:
+    """Reports a layer's input to the hook of the pass under way."""
+
+    owner: FunctionalNetwork
+    name: str
+
+    def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        hook = self.owner._current.on_input
+        return inputs[0] if hook is None else hook(self.name, inputs[0])
 
 
 class _BatchStatisticsNorm(nn.Module):
@@ -151,6 +181,10 @@ class _BatchStatisticsNorm(nn.Module):
             mean, variance = how.given[self.name]
             return normalise_with(x, mean, variance, self.weight, self.bias, self.eps)
         if how.collected is not None:
+            if self.name in how.collected:
+                raise ValueError(
+                    f"'{self.name}' is used twice in a pass; its statistics would have to be two (inductive protocol)"
+                )
             how.collected[self.name] = batch_statistics(x)
         return batch_normalise(x, self.weight, self.bias, self.eps, how.groups)
 

@@ -35,7 +35,7 @@ def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: s
     linear = [name for name, m in known.items() if isinstance(m, nn.Linear)]
     if head is None:
         if not linear:
-            raise ValueError(f"{type(network).__name__} has no linear layer to be its head; name the head")
+            raise ValueError(f"{type(network).__name__} has no nn.Linear layer, which its head has to be")
         head = linear[-1]
     elif head not in linear:
         raise ValueError(f"the head '{head}' is not a linear layer of {type(network).__name__}; it has {linear}")

@@ -32,6 +32,8 @@ class ResNet12(nn.Module):
         super().__init__()
         if image_size < 2 ** len(channels):
             raise ValueError(f"image_size is {image_size}, but {len(channels)} poolings need {2 ** len(channels)}")
+        if not channels or min(channels) < 1:
+            raise ValueError(f"channels is {list(channels)}; each block needs at least 1")
         widths = [in_channels, *channels]
         self.blocks = nn.Sequential(*[ResidualBlock(a, b) for a, b in pairwise(widths)])
         self.head = nn.Linear(channels[-1], way)

@@ -83,6 +83,19 @@ class Perturbation(nn.Module):
         """Names of its own parameters that the inner steps change."""
         return [name for name, _ in self.named_parameters()] if self.adapts else []
 
+    def check_calls(self, seen: Sequence[str]) -> None:
+        """Refuse a network whose layers do not run as expected, given the listed layers in the order in which they ran.
+
+        Raises:
+            ValueError: with the layer's name and what to do.
+        """
+        listed = {*self.sites, *self.input_sites}
+        if missing := sorted(listed - set(seen)):
+            raise ValueError(
+                f"'{missing[0]}' did not run as a module in a forward pass, so {type(self).__name__} cannot act on it; "
+                "name the layers to act on: layers=[...]"
+            )
+
     def change_images(self, x: Tensor, y: Tensor, classify: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the images that an inner step learns from.
 

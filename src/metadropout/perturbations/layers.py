@@ -41,6 +41,14 @@ class LayerPerturbation(Perturbation):
     def sites(self) -> Sequence[str]:
         return (*self.hidden_names, self.head_name)
 
+    def check_calls(self, seen: Sequence[str]) -> None:
+        super().check_calls(seen)
+        if self.head_name in seen and seen[-1] != self.head_name:
+            raise ValueError(
+                f"'{self.head_name}' is taken for the head, but '{seen[-1]}' runs after it; "
+                f"name the layer that gives the logits: head='{seen[-1]}'"
+            )
+
     def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         return self.on_head(h, f, this) if name == self.head_name else self.hidden(name, h, f, this)
 
