@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import metadropout as md
+from metadropout.cli import main
 from metadropout.config import build_learner
 from metadropout.data import ImageShape
-from metadropout.recipes import load_recipe, recipe_names
+from metadropout.perturbations import PERTURBATIONS
+from metadropout.recipes import load_recipe, recipe_names, tables
 
-SHAPES = {"glyphs": ImageShape(1, 28, 28), "omniglot": ImageShape(1, 28, 28), "miniimagenet": ImageShape(3, 84, 84)}
+SHAPES = {
+    "glyphs": ImageShape(1, 28, 28),
+    "omniglot": ImageShape(1, 28, 28),
+    "miniimagenet": ImageShape(3, 84, 84),
+    "cifar_fs": ImageShape(3, 32, 32),
+}
 
 # Settings as published: way, shot, meta-batch, inner rate, iterations, meta rate, channels.
 PAPER = {
@@ -25,13 +34,35 @@ PUBLIC = {
     "public-miniimagenet-5way-1shot-metadropout": (5, 1, 4, 0.01, 60_000, 1e-4, 32),
     "public-miniimagenet-5way-5shot-maml": (5, 5, 4, 0.01, 60_000, 1e-4, 32),
 }
-ROWS = {
-    "maml": (md.MAML, md.NoPerturbation),
-    "metadropout": (md.MAML, md.MetaDropout),
-    "metasgd": (md.MetaSGD, md.NoPerturbation),
-    "metasgd-metadropout": (md.MetaSGD, md.MetaDropout),
+ROWS: dict[str, tuple[type, str, dict[str, float]]] = {
+    "maml": (md.MAML, "none", {}),
+    "metadropout": (md.MAML, "metadropout", {}),
+    "metasgd": (md.MetaSGD, "none", {}),
+    "metasgd-metadropout": (md.MetaSGD, "metadropout", {}),
+    **{f"mixup-{g}": (md.MAML, "mixup", {"gamma": float(g)}) for g in ("0.2", "1", "2")},
+    **{f"vib-{w}": (md.MAML, "vib", {"kl_weight": float(w)}) for w in ("1e-5", "1e-4", "1e-3")},
+    **{
+        f"information-dropout-{w}": (md.MAML, "information-dropout", {"kl_weight": float(w)})
+        for w in ("1e-5", "1e-4", "1e-3")
+    },
+    "additive": (md.MAML, "additive", {"noise_scale": 0.1}),
+    **{
+        name: (md.MAML, name, {})
+        for name in (
+            "fixed-gaussian",
+            "weight-gaussian",
+            "independent-gaussian",
+            "more-parameters",
+            "deterministic",
+            "learned-variance",
+        )
+    },
 }
 SETTINGS = {f"{setting}-{row}": numbers for setting, numbers in PAPER.items() for row in ROWS} | PUBLIC
+
+
+def row_of(name: str) -> str:
+    return next(row for row in sorted(ROWS, key=len, reverse=True) if name.endswith(f"-{row}"))
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -39,10 +70,10 @@ def test_recipe_loads_and_builds_what_its_name_says(name: str) -> None:
     config = load_recipe(name)
     assert config.description
     learner = build_learner(config, SHAPES[config.data["name"]])
-    row = next(row for row in sorted(ROWS, key=len, reverse=True) if name.endswith(f"-{row}"))
-    kind, perturbation = ROWS[row]
+    kind, perturbation, options = ROWS[row_of(name)]
     assert type(learner) is kind
-    assert type(learner.perturbation) is perturbation
+    assert type(learner.perturbation) is PERTURBATIONS[perturbation]
+    assert {key: config.perturbation[key] for key in options} == options
     assert learner.steps == 5
     assert config.episode.query == 15
     assert config.training.clip == 3.0
@@ -62,6 +93,25 @@ def test_recipe_has_the_published_setting(name: str) -> None:
     )
     assert numbers == SETTINGS[name]
     assert "accuracy" in c.reported
+
+
+def test_tables_have_the_papers_rows_in_the_papers_order() -> None:
+    assert list(tables()["table1"].rows) == ["maml", "metadropout", "metasgd", "metasgd-metadropout"]
+    assert list(tables()["table2"].rows)[:4] == ["maml", "mixup-0.2", "mixup-1", "mixup-2"]
+    assert list(tables()["table3"].rows)[-2:] == ["learned-variance", "metadropout"]
+    for name in ("table1", "table2", "table3"):
+        table = tables()[name]
+        assert set(PAPER) <= set(table.settings)
+        assert {f"{setting}-{row}" for setting in table.settings for row in table.rows} <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("glyphs-5way-1shot-")])
+def test_every_row_trains_a_step_at_a_tiny_size(name: str, tmp_path: Path) -> None:
+    tiny = ["--training.iterations", "1", "--training.meta_batch", "1", "--training.validation_episodes", "1"]
+    tiny += ["--network.channels", "2", "--episode.query", "1", "--learner.steps", "2", "--machine.threads", "1"]
+    tiny += ["--data.train_classes", "6", "--data.validation_classes", "6", "--data.test_classes", "6"]
+    assert main(["train", name, "--out", str(tmp_path / "run"), *tiny]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--episodes", "1", "--mc-samples", "2"]) == 0
 
 
 def test_an_unknown_recipe_suggests_the_closest() -> None:

@@ -1,13 +1,15 @@
 """Recipes: how a run differs from the defaults, and why.
 
 A YAML file of this folder is a family: settings (data, sizes) and rows (learner, perturbation). Each setting with each
-row is a recipe, so that a family of rows is written once and not once per setting.
+row is a recipe, so that a family of rows is written once and not once per setting. A family may take its settings from
+others (`settings_of`), and is a table whose rows are printed in a given `order`.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,17 @@ from metadropout.config import Config, load_config, parse_config
 from metadropout.errors import ConfigError
 
 FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Table:
+    """A family of recipes, in the order in which its rows are printed."""
+
+    title: str
+    settings: dict[str, str]
+    """What each setting is, by its name."""
+    rows: dict[str, str]
+    """What each row is, by its name; the recipe of a row in a setting is called SETTING-ROW."""
 
 
 def recipe_names() -> list[str]:
@@ -46,14 +59,41 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config
 
 
 @cache
+def tables() -> dict[str, Table]:
+    """Return all families by name."""
+    families = _families()
+    titles = {name: row["title"] for family in families.values() for name, row in family["rows"].items()}
+    return {
+        name: Table(
+            family["title"],
+            {setting: options["title"] for setting, options in _settings(name).items()},
+            {row: titles[row] for row in family.get("order", family["rows"])},
+        )
+        for name, family in families.items()
+    }
+
+
+@cache
+def _families() -> dict[str, dict[str, Any]]:
+    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def _settings(family: str) -> dict[str, Any]:
+    """Return a family's settings: its own, and those of the families it names."""
+    settings = dict(_families()[family].get("settings", {}))
+    for other in _families()[family].get("settings_of", []):
+        settings |= _families()[other]["settings"]
+    return settings
+
+
+@cache
 def _recipes() -> dict[str, dict[str, Any]]:
-    found = {}
-    for path in sorted(FOLDER.glob("*.yaml")):
-        family = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for setting_name, setting in family["settings"].items():
-            for row_name, row in family["rows"].items():
-                found[f"{setting_name}-{row_name}"] = _combine(setting_name, setting, row)
-    return found
+    return {
+        f"{setting_name}-{row_name}": _combine(setting_name, setting, row)
+        for name, family in _families().items()
+        for setting_name, setting in _settings(name).items()
+        for row_name, row in family["rows"].items()
+    }
 
 
 def _combine(setting_name: str, setting: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
