@@ -344,7 +344,7 @@ def test_only_a_normalisation_without_scale_before_relu_and_plain_pooling_is_fus
 def test_a_sequence_that_is_used_twice_is_fused_once() -> None:
     norm, relu, pool = md.Conv4(way=2, channels=3).blocks[0][1:]  # type: ignore[index]
     inner = conv_block(norm=norm, relu=relu, pool=pool)
-    network = nn.Sequential(inner, inner).double()
+    network = nn.Sequential(inner, inner, nn.Flatten()).double()
     x = images(2, 3, 8, 8)
     function = FunctionalNetwork(network, ())
     torch.testing.assert_close(function(dict(network.named_parameters()), x), network(x))
