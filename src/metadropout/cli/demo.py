@@ -25,8 +25,8 @@ def register(commands: Any) -> None:
         "accuracies on unseen characters. Stopped, it goes on where it was.",
     )
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for runs and pictures (default: demo)")
-    parser.add_argument("--iterations", type=int, default=400, help="outer steps for each method (default: 400)")
-    parser.add_argument("--episodes", type=int, default=300, help="unseen tasks for each method (default: 300)")
+    parser.add_argument("--iterations", type=int, default=300, help="outer steps for each method (default: 300)")
+    parser.add_argument("--episodes", type=int, default=200, help="unseen tasks for each method (default: 200)")
     parser.set_defaults(run=run_command)
 
 
