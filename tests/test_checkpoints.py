@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from toys import make_episode
+from toys import make_episode, small_files
 
 import metadropout as md
 from metadropout.checkpoints import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -101,12 +100,8 @@ def test_a_foreign_file_a_pickle_and_another_model_are_refused(tmp_path: Path, s
 def test_a_full_disk_leaves_the_old_file_and_no_remains(saved: Path) -> None:
     learner, optimizer = make_learner()
     before = saved.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a disk with 1000 bytes left
-    try:
-        with pytest.raises(md.TrainingError, match="cannot be written: File too large; the one before it is kept"):
-            save_checkpoint(saved, learner, optimizer, Progress(2, 0.0))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = "cannot be written: File too large; the one before it is kept"
+    with small_files(1000), pytest.raises(md.TrainingError, match=message):
+        save_checkpoint(saved, learner, optimizer, Progress(2, 0.0))
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]

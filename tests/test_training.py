@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import yaml
+from toys import small_files
 
 import metadropout as md
 from metadropout.checkpoints import latest_checkpoint, read_checkpoint
@@ -260,12 +260,8 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
 ) -> None:
     run = tmp_path / "run"
     assert main(["train", str(recipe), "--out", str(run)]) == 0
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))  # enough for metrics, too little for a checkpoint
-    try:
+    with small_files(5000):  # enough for metrics, too little for a checkpoint
         assert main(["train", "--resume", str(run), "--training.iterations", "50"]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     error = capsys.readouterr().err
     assert "the checkpoint cannot be written: File too large; the one before it is kept" in error
     assert f"metadropout train --resume {run}" in error
@@ -283,12 +279,8 @@ def test_a_disk_that_is_full_at_once_gives_a_message_too(
 ) -> None:
     run = tmp_path / "run"
     assert main(["train", str(recipe), "--out", str(run)]) == 0
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-    try:
+    with small_files(10):
         assert main(["train", "--resume", str(run), "--training.iterations", "50"]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("metadropout: error: ")
     assert "File too large" in error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -57,3 +59,17 @@ def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=g, dtype=parameter.dtype) * scale)
+
+
+@contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """Let the system refuse to write more than so many bytes to a file, as a full disk would.
+
+    Only around the call under test: the limit also holds for a log file to which the tests' own output goes.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

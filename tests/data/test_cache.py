@@ -1,7 +1,6 @@
 import errno
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toys import small_files
 
 from metadropout.data import cache
 from metadropout.data.cache import Contents, Preparation, open_prepared
@@ -221,18 +221,11 @@ def test_too_few_images_are_an_error(toy: Toy, cache_home: Path) -> None:
     assert files(cache_home) == [".lock"]
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """Lets the system refuse to write more than 64 bytes to a file, as a full disk would."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.usefixtures("small_files")
 def test_a_write_that_fails_leaves_nothing_behind(toy: Toy, cache_home: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot write the prepared cache .*toy\.json.* METADROPOUT_CACHE"):
+    with (
+        small_files(64),
+        pytest.raises(DataError, match=r"cannot write the prepared cache .*toy\.json.* METADROPOUT_CACHE"),
+    ):
         toy.open()
     assert files(cache_home) == [".lock"]
 
