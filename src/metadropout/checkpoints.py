@@ -36,15 +36,15 @@ class Progress:
     best_iteration: int | None = None
 
 
-def save_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Write a run's whole state to one safetensors file, atomically.
+def save_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimizer | None, progress: Progress) -> None:
+    """Write a run's whole state to one safetensors file, atomically; without an optimiser only what testing needs.
 
     Raises:
         TrainingError: if the file cannot be written; an earlier file of that name is left as it was.
     """
     tensors = {f"learner.{name}": p.detach() for name, p in learner.named_parameters()}
     for name, parameter in learner.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in (optimizer.state.get(parameter, {}) if optimizer is not None else {}).items():
             tensors[f"optimizer.{key}.{name}"] = value
     tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
     metadata = {"format": FORMAT, "version": str(VERSION), "progress": json.dumps(vars(progress))}
@@ -77,6 +77,9 @@ def load_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimiz
                 f"{path}: is of another model: '{name}' has shape {tuple(stored[name].shape)}, "
                 f"not {tuple(parameter.shape)}"
             )
+    progress = Progress(**json.loads(metadata["progress"]))
+    if optimizer is not None and progress.iteration > 0 and not any(n.startswith("optimizer.") for n in tensors):
+        raise CheckpointError(f"{path}: was exported without the optimiser's state: it can be tested, not trained on")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(stored[name])
@@ -87,7 +90,7 @@ def load_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimiz
                 for key, value in tensors.items()
                 if re.fullmatch(rf"optimizer\.[a-z_]+\.{re.escape(name)}", key)
             }
-    return Progress(**json.loads(metadata["progress"]))
+    return progress
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
