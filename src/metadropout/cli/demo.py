@@ -26,7 +26,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for runs and pictures (default: demo)")
     parser.add_argument("--iterations", type=int, default=300, help="outer steps for each method (default: 300)")
-    parser.add_argument("--episodes", type=int, default=200, help="unseen tasks for each method (default: 200)")
+    parser.add_argument("--episodes", type=int, default=100, help="unseen tasks for each method (default: 100)")
     parser.set_defaults(run=run_command)
 
 
