@@ -154,7 +154,7 @@ class Worker:
         with self._lock:
             if self.stopping:
                 return 143
-            # A session of its own: Ctrl-C reaches the children through `stop` alone, once.
+            # In a group of its own: Ctrl-C reaches the children through `stop` alone, once.
             process = subprocess.Popen(
                 [sys.executable, "-m", "metadropout", *arguments],
                 stdout=output,

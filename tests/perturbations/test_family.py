@@ -18,7 +18,7 @@ import metadropout as md
 from metadropout.learners import GradientLearner
 from metadropout.networks import Normalisation
 from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation
-from metadropout.perturbations.vib import sum_channels_mean_rest
+from metadropout.perturbations.bottleneck import sum_channels_mean_rest
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "combined": {"parts": [{"name": "metadropout"}, {"name": "mixup", "gamma": 1.0}]},

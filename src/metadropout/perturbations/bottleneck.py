@@ -1,0 +1,54 @@
+"""What the information-theoretic regularisers have in common: adapted twins and a weighted KL term per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from metadropout.perturbations.base import Pass
+from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
+
+
+class InformationBottleneck(LayerPerturbation):
+    """Noise from twins that are adapted in the inner steps, as the paper does for its baselines, and a KL term.
+
+    The KL of each layer is summed over channels and averaged over positions and images (our choice: a sum over
+    positions diverges). The head is clean.
+
+    Args:
+        network: any module.
+        kl_weight: weight of the KL term; the paper tries 1e-5, 1e-4 and 1e-3.
+        layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
+        head: name of the linear layer that gives the logits; by default the last one.
+    """
+
+    random: ClassVar[bool] = True
+    adapts: ClassVar[bool] = True
+    needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        kl_weight: float = 1e-4,
+        layers: Sequence[str] | None = None,
+        head: str | None = None,
+    ) -> None:
+        super().__init__(network, layers=layers, head=head)
+        self.kl_weight = kl_weight
+        self.add_twins(network)
+
+    def add_kl(self, kl: Tensor, this: Pass) -> None:
+        """Take note of a layer's KL, one value per unit, shape (n, channels, ...)."""
+        this.notes.setdefault("kl", []).append(sum_channels_mean_rest(kl))
+
+    def penalty(self, this: Pass) -> Tensor | None:
+        return self.kl_weight * torch.stack(this.notes["kl"]).sum()
+
+
+def sum_channels_mean_rest(values: Tensor) -> Tensor:
+    """Sum over channels, average over images and positions: (n, channels, ...) → a single number."""
+    return values.transpose(0, 1).flatten(1).mean(dim=1).sum()
