@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from metadropout.data import Episode
 from metadropout.noise import NoiseSource
@@ -92,8 +91,3 @@ class Learner(nn.Module, ABC):
 def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the fraction of images whose largest logit is their label's."""
     return (logits.argmax(dim=1) == labels).float().mean()
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy over images."""
-    return F.cross_entropy(logits, labels)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from metadropout.data import Episode
-from metadropout.learners.base import Classifier, Learner, Outcome, cross_entropy
+from metadropout.learners.base import Classifier, Learner, Outcome
 from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation, weight_names
 from metadropout.noise import NoiseSource, as_noise_source
 from metadropout.perturbations import NoPerturbation, Pass, Perturbation

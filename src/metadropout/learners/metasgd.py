@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from metadropout.learners.gradient import GradientLearner
+from metadropout.networks.layers import module_key
 
 
 class MetaSGD(GradientLearner):
@@ -17,13 +18,9 @@ class MetaSGD(GradientLearner):
     def add_meta_parameters(self) -> None:
         values = dict(self.named_parameters())
         self.step_sizes = nn.ParameterDict(
-            {_key(name): torch.full_like(values[name], self.inner_lr) for name in self.adapted_names}
+            {module_key(name): torch.full_like(values[name], self.inner_lr) for name in self.adapted_names}
         )
 
     def update(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        step_size: Tensor = self.step_sizes[_key(name)]
+        step_size: Tensor = self.step_sizes[module_key(name)]
         return weight - step_size * gradient
-
-
-def _key(name: str) -> str:
-    return name.replace(".", "/")  # parameter names may not contain dots

@@ -63,3 +63,8 @@ def apply_layer(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None
         # The one function that knows the layer's stride, padding mode and groups but takes any weights.
         return layer._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
     raise TypeError(f"a {type(layer).__name__} cannot be applied with other weights")
+
+
+def module_key(name: str) -> str:
+    """Turn a layer's name into one for a dictionary of modules or parameters, which may not contain dots."""
+    return name.replace(".", "/")

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.networks.layers import module_key
 from metadropout.networks.normalisation import per_channel
 from metadropout.perturbations.base import Pass
-from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation, module_key
+from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
 
 
 class IndependentGaussian(LayerPerturbation):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.networks.initial import initialise
-from metadropout.networks.layers import apply_layer, find_layers
+from metadropout.networks.layers import apply_layer, find_layers, module_key
 from metadropout.perturbations.base import Pass, Perturbation, Target
 
 NOISE_NEEDS_SECOND_ORDER = (
@@ -84,8 +84,3 @@ class LayerPerturbation(Perturbation):
     def head_sigma(self, h: Tensor, this: Pass) -> Tensor:
         """Return one standard deviation per image for the noise on its logits, shape (n, 1)."""
         return F.softplus(self.twin(self.head_name, h, this))
-
-
-def module_key(name: str) -> str:
-    """Turn a layer's name into one for a dictionary of modules or parameters, which may not contain dots."""
-    return name.replace(".", "/")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from metadropout.networks.functional import weight_names
+from metadropout.networks.layers import module_key
 from metadropout.perturbations.base import Pass, Perturbation, Target, Weights
 from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER
 
@@ -34,11 +35,9 @@ class WeightGaussian(Perturbation):
         if initial_std <= 0:
             raise ValueError(f"initial_std is {initial_std}; it must be above 0")
         parameters = dict(network.named_parameters())
+        self.noisy_names = weight_names(network)
         self.log_std = nn.ParameterDict(
-            {
-                name.replace(".", "/"): torch.full_like(parameters[name], math.log(initial_std))
-                for name in weight_names(network)
-            }
+            {module_key(name): torch.full_like(parameters[name], math.log(initial_std)) for name in self.noisy_names}
         )
 
     def change_weights(self, theta: Weights, this: Pass) -> Weights:
@@ -46,8 +45,7 @@ class WeightGaussian(Perturbation):
             return theta
         (stream,) = this.streams
         noisy = {}
-        for key in self.log_std:
-            name = key.replace("/", ".")
-            std = torch.exp(this.weights[f"log_std.{key}"])
+        for name in self.noisy_names:
+            std = torch.exp(this.weights[f"log_std.{module_key(name)}"])
             noisy[name] = theta[name] + std * stream.normal(std.shape, std)
         return theta | noisy
