@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import metadropout as md
 from metadropout import fused
-from metadropout.fused import build, functions
+from metadropout.fused import build, calls
 from metadropout.networks.functional import FunctionalNetwork, Normalisation
 
 needs_kernels = pytest.mark.skipif(not fused.available(), reason="no C++ compiler, or METADROPOUT_FUSED is 0")
@@ -191,7 +191,7 @@ def test_statistics_do_not_lose_digits_to_a_large_mean() -> None:
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_number_of_threads_changes_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "LARGE", 0)
+    monkeypatch.setattr(calls, "LARGE", 0)
     x, mean = images(7, 5, 9, 8, dtype=dtype), images(7, 5, 9, 8, seed=1, dtype=dtype)
     noise = images(7, 5, 9, 8, seed=2, dtype=dtype, requires_grad=False).contiguous()
 

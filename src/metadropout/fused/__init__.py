@@ -1,8 +1,9 @@
-"""Element-wise operations of the inner loop that are compiled where that is possible: same results, fewer passes.
+"""Operations of the inner loop that are compiled where that is possible: same results, in less time.
 
-Convolutions run near the machine's peak, so on a CPU the time that can be saved is that of moving activations through
-memory. Each function here says in plain PyTorch what it computes; for channels-last images on the CPU, compiled
-kernels with first and second derivatives take over. `METADROPOUT_FUSED=0` switches them off.
+Element-wise operations need fewer passes over memory if they are done together, and 3x3 convolutions fewer
+multiplications by Winograd's algorithm. Each function here says in plain PyTorch what it computes; for channels-last
+images on the CPU, compiled kernels with first and second derivatives take over. `METADROPOUT_FUSED=0` switches them
+off.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.fused import build
-from metadropout.fused.functions import NoisyProduct, NormReluPool
+from metadropout.fused.convolutions import CHANNELS, FEW, Convolution
+from metadropout.fused.elementwise import NoisyProduct, NormReluPool
 from metadropout.networks.normalisation import batch_normalise
 
-__all__ = ["available", "disabled", "noisy_product", "norm_relu_pool"]
+__all__ = ["available", "convolution", "disabled", "noisy_product", "norm_relu_pool"]
+
+SMALLEST = 3
+"""Height and width from which a convolution by 2x2 tiles is worth its while."""
 
 _switched_off: ContextVar[bool] = ContextVar("_switched_off", default=False)
 
@@ -52,6 +57,28 @@ def norm_relu_pool(x: Tensor, bias: Tensor | None, eps: float, groups: int = 1) 
     if _fits(x) and min(x.shape[2:]) >= 2 and len(x) % groups == 0 and (bias is None or _same_kind(bias, x)):
         return NormReluPool.apply(x, bias, float(eps), groups)[0]  # type: ignore[no-any-return, no-untyped-call]
     return F.max_pool2d(F.relu(batch_normalise(x, None, bias, eps, groups)), kernel_size=2)
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve with 3x3 kernels, stride 1 and padding 1.
+
+    Args:
+        x: shape (n, in_channels, height, width).
+        weight: shape (out_channels, in_channels, 3, 3).
+        bias: shape (out_channels,).
+    """
+    if (
+        x.dtype == torch.float32
+        and _fits(x)
+        and min(x.shape[2:]) >= SMALLEST
+        and weight.shape[2:] == (3, 3)
+        and weight.shape[1] == x.shape[1]
+        and weight.shape[0] % CHANNELS == 0
+        and (weight.shape[1] % CHANNELS == 0 or (weight.shape[1] <= FEW and not x.requires_grad))
+        and all(_same_kind(t, x) for t in (weight, bias) if t is not None)
+    ):
+        return Convolution.apply(x, weight, bias)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return F.conv2d(x, weight, bias, padding=1)
 
 
 def available() -> bool:

@@ -1,4 +1,4 @@
-"""Compiles `kernels.cpp` on first use and loads it; without a compiler there is no library, and that is no error."""
+"""Compiles the kernels on first use and loads it; without a compiler there is no library, and that is no error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("elementwise.cpp", "convolutions.cpp"))
 COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: NaN has to come through. No OpenMP runtime either, only its `simd` pragmas: PyTorch brings its own.
 FLAGS = ("-std=c++14", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
@@ -60,10 +60,10 @@ def _load_or_build() -> ctypes.CDLL:
 
 def _build(compiler: str, path: Path) -> ctypes.CDLL:
     """Compile under a temporary name and rename, so that processes that build at once do not meet."""
-    _log.info("compiling %s with %s", SOURCE.name, compiler)
+    _log.info("compiling the kernels with %s", compiler)
     handle, name = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".tmp", dir=path.parent)
     os.close(handle)
-    command = [compiler, *FLAGS, str(SOURCE), "-o", name]
+    command = [compiler, *FLAGS, *map(str, SOURCES), "-o", name]
     try:
         try:
             _run([*command, FOR_THIS_CPU])
@@ -83,8 +83,8 @@ def _run(command: list[str]) -> None:
 def _key(compiler: str) -> str:
     """Name a build by all that it depends on: another source, compiler, flag or CPU gives another file."""
     program = os.stat(compiler)
-    parts = [SOURCE.read_bytes(), os.path.realpath(compiler), program.st_size, program.st_mtime_ns, FLAGS, FOR_THIS_CPU]
-    return hashlib.sha256(repr([*parts, _cpu()]).encode()).hexdigest()[:20]
+    parts = [os.path.realpath(compiler), program.st_size, program.st_mtime_ns, FLAGS, FOR_THIS_CPU, _cpu()]
+    return hashlib.sha256(repr([*parts, *(source.read_bytes() for source in SOURCES)]).encode()).hexdigest()[:20]
 
 
 def _cpu() -> str:

@@ -11,7 +11,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
-from metadropout.fused import norm_relu_pool
+from metadropout.fused import convolution, norm_relu_pool
+from metadropout.networks.layers import is_plain_3x3
 from metadropout.networks.normalisation import (
     OffsetNorm,
     batch_normalise,
@@ -132,9 +133,13 @@ class FunctionalNetwork:
                         f"'{name}' is a {type(module).__name__}: what it does beyond batch normalisation is not known; "
                         "use a plain BatchNorm layer and a module of its own for the rest"
                     )
-                parent, _, child = name.rpartition(".")
-                new = replaced.setdefault(id(module), _BatchStatisticsNorm(name, module, self))
-                setattr(structure.get_submodule(parent), child, new)
+                new: nn.Module = _BatchStatisticsNorm(name, module, self)
+            elif is_plain_3x3(module):
+                new = _Convolution(module)
+            else:
+                continue
+            parent, _, child = name.rpartition(".")
+            setattr(structure.get_submodule(parent), child, replaced.setdefault(id(module), new))
         return structure
 
 
@@ -160,6 +165,21 @@ class _InputReport:
     def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
         hook = self.owner._current.on_input
         return inputs[0] if hook is None else hook(self.name, inputs[0])
+
+
+class _Convolution(nn.Module):
+    """Stands in the copy for a 3x3 convolution, under the same parameter names."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.register_parameter("weight", original.weight)  # type: ignore[arg-type]
+        self.register_parameter("bias", original.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return convolution(x, self.weight, self.bias)
 
 
 class _BatchStatisticsNorm(nn.Module):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from metadropout.fused import convolution
 from metadropout.networks.initial import CONVOLUTIONS
 
 
@@ -59,10 +60,24 @@ def apply_layer(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None
     """Apply a convolution or linear layer with other weights than its own."""
     if isinstance(layer, nn.Linear):
         return nn.functional.linear(x, weight, bias)
+    if is_plain_3x3(layer):
+        return convolution(x, weight, bias)
     if isinstance(layer, CONVOLUTIONS):
         # The one function that knows the layer's stride, padding mode and groups but takes any weights.
         return layer._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
     raise TypeError(f"a {type(layer).__name__} cannot be applied with other weights")
+
+
+def is_plain_3x3(layer: nn.Module) -> bool:
+    """Say whether a layer is a 3x3 convolution of stride 1 that keeps its images' size."""
+    return (
+        type(layer) is nn.Conv2d
+        and layer.kernel_size == (3, 3)
+        and layer.stride == layer.dilation == (1, 1)
+        and layer.padding in ((1, 1), "same")
+        and layer.padding_mode == "zeros"
+        and layer.groups == 1
+    )
 
 
 def module_key(name: str) -> str:

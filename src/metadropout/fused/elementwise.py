@@ -1,4 +1,4 @@
-"""The fused operations as autograd functions that can be differentiated twice.
+"""Fused element-wise operations as autograd functions that can be differentiated twice.
 
 Each operation is a pair of functions: the forward one, whose backward calls the gradient one, whose backward is the
 second derivative. What the gradient function depends on (s, or x) is a second *output* of the forward function. Its
@@ -8,102 +8,12 @@ both, where autograd would else add them up in a pass of its own.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from metadropout.fused.build import library
-
-LARGE = 2**16
-"""Values in a tensor from which several threads are worth their while."""
-
-
-_SIGNATURES = {  # how many integers, floating-point numbers and tensors each kernel takes, in this order
-    "product_forward": (5, 0, 5),
-    "product_gradient": (3, 0, 6),
-    "product_second": (3, 0, 8),
-    "norm_forward": (8, 1, 7),
-    "norm_gradient": (8, 0, 11),
-    "norm_second": (8, 0, 12),
-}
-
-Values = Tensor | int | float | None
-"""What a kernel takes; None is a null pointer."""
-
-
-@functools.cache
-def _kernel(name: str, dtype: torch.dtype) -> Any:
-    kernel = getattr(library(), f"{name}_{str(dtype).removeprefix('torch.')}")
-    integers, floats, tensors = _SIGNATURES[name]
-    kernel.argtypes = [ctypes.c_int64] * integers + [ctypes.c_double] * floats + [ctypes.c_void_p] * tensors
-    kernel.restype = None
-    return kernel
-
-
-def _run(name: str, images: Tensor, *values: Values) -> None:
-    """Call a kernel that takes a range of images, in as many threads as PyTorch uses."""
-    kernel = _kernel(name, images.dtype)
-    arguments = [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
-    _over(images, kernel, arguments)
-
-
-def _run_stages(name: str, images: Tensor, *values: Values) -> None:
-    """Call a kernel of three stages, of which the second is not split among threads."""
-    kernel = _kernel(name, images.dtype)
-    arguments = [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
-    if _threads(images) == 1:
-        kernel(7, 0, len(images), *arguments)
-        return
-    _over(images, functools.partial(kernel, 1), arguments)
-    kernel(2, 0, len(images), *arguments)
-    _over(images, functools.partial(kernel, 4), arguments)
-
-
-def _threads(images: Tensor) -> int:
-    return min(torch.get_num_threads(), len(images)) if images.numel() >= LARGE else 1
-
-
-def _over(images: Tensor, kernel: Callable[..., None], arguments: list[Any]) -> None:
-    """Split the images evenly among threads; this one takes the first part."""
-    threads, n = _threads(images), len(images)
-    if threads == 1:
-        kernel(0, n, *arguments)
-        return
-    bounds = [n * k // threads for k in range(threads + 1)]
-    pool = _pool(os.getpid(), threads - 1)
-    others = [pool.submit(kernel, *bounds[k : k + 2], *arguments) for k in range(1, threads)]
-    kernel(*bounds[:2], *arguments)
-    for other in others:
-        other.result()
-
-
-@functools.lru_cache(maxsize=1)
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Keep threads for this process: a forked one has none of its parent's."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="fused")
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last)  # itself where it is laid out so
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, memory_format=torch.channels_last)
-
-
-def _refuse_third_derivatives() -> None:
-    # `once_differentiable` would not do: it complains only where the derivative passes its own node.
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "fused operations can be differentiated twice, not three times; "
-            "use `with metadropout.fused.disabled():` around the forward pass"
-        )
+from metadropout.fused.calls import channels_last, like, refuse_third_derivatives, run_over, run_stages
 
 
 class NoisyProduct(torch.autograd.Function):
@@ -116,8 +26,8 @@ class NoisyProduct(torch.autograd.Function):
         by_channel = False  # whether the noise lies as (n, channels, pixels), as drawn, and not as f does
         if noise is not None and not noise.is_contiguous(memory_format=torch.channels_last):
             noise, by_channel = noise.contiguous(), True
-        out, s = _like(f), _like(f)
-        _run("product_forward", f, pixels, channels, int(by_channel), f, mean, noise, out, s)
+        out, s = like(f), like(f)
+        run_over("product_forward", f, pixels, channels, int(by_channel), f, mean, noise, out, s)
         ctx.save_for_backward(f, s)
         ctx.set_materialize_grads(False)
         return out, s
@@ -139,25 +49,25 @@ class _NoisyProductGradient(torch.autograd.Function):
     def forward(
         ctx: Any, g: Tensor, f: Tensor, s: Tensor, g_s: Tensor | None, needs_f: bool, needs_mean: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        g, g_s = _channels_last(g), None if g_s is None else _channels_last(g_s)
-        g_f, g_mean = _like(f) if needs_f else None, _like(f) if needs_mean else None
+        g, g_s = channels_last(g), None if g_s is None else channels_last(g_s)
+        g_f, g_mean = like(f) if needs_f else None, like(f) if needs_mean else None
         if needs_f or needs_mean:
             size = f.numel() // f.shape[0]
-            _run("product_gradient", f, size, g, f, s, g_s, g_f, g_mean)
+            run_over("product_gradient", f, size, g, f, s, g_s, g_f, g_mean)
         ctx.save_for_backward(g, f, s)
         ctx.set_materialize_grads(False)
         return g_f, g_mean
 
     @staticmethod
     def backward(ctx: Any, u: Tensor | None, v: Tensor | None) -> tuple[Tensor | None, ...]:
-        _refuse_third_derivatives()
+        refuse_third_derivatives()
         g, f, s = ctx.saved_tensors
         if u is None and v is None:
             return (None,) * 6
-        u, v = None if u is None else _channels_last(u), None if v is None else _channels_last(v)
-        d_g, d_f, d_s = _like(f), None if v is None else _like(f), _like(f)
+        u, v = None if u is None else channels_last(u), None if v is None else channels_last(v)
+        d_g, d_f, d_s = like(f), None if v is None else like(f), like(f)
         size = f.numel() // f.shape[0]
-        _run("product_second", f, size, g, f, s, u, v, d_g, d_f, d_s)
+        run_over("product_second", f, size, g, f, s, u, v, d_g, d_f, d_s)
         return d_g, d_f, d_s, None, None, None
 
 
@@ -171,10 +81,10 @@ class NormReluPool(torch.autograd.Function):
         shape = (n, height, width, channels, groups)
         pooled = (n, channels, height // 2, width // 2)
         p = torch.empty(pooled, dtype=x.dtype, memory_format=torch.channels_last)  # the maxima of x
-        out, code = _like(p), torch.empty_like(p, dtype=torch.uint8, memory_format=torch.channels_last)
+        out, code = like(p), torch.empty_like(p, dtype=torch.uint8, memory_format=torch.channels_last)
         sums, stats = torch.empty(2, n, channels, dtype=torch.float64), x.new_empty(2, groups, channels)
         offset = x.new_zeros(channels) if bias is None else bias.contiguous()
-        _run_stages("norm_forward", x, *shape, eps, x, offset, p, code, sums, stats, out)
+        run_stages("norm_forward", x, *shape, eps, x, offset, p, code, sums, stats, out)
         alias = x.detach()
         ctx.save_for_backward(alias, p, code, stats)
         ctx.set_materialize_grads(False)
@@ -197,25 +107,25 @@ class _NormReluPoolGradient(torch.autograd.Function):
     def forward(
         ctx: Any, g: Tensor, x: Tensor, p: Tensor, code: Tensor, stats: Tensor, g_also: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        g, g_also = _channels_last(g), None if g_also is None else _channels_last(g_also)
+        g, g_also = channels_last(g), None if g_also is None else channels_last(g_also)
         n, channels, height, width = x.shape
         shape = (n, height, width, channels, stats.shape[1])
         sums, moments = torch.empty(2, n, channels, dtype=torch.float64), torch.empty(stats.shape, dtype=torch.float64)
-        factors, g_x, g_b = torch.empty_like(stats), _like(x), x.new_empty(channels)
-        _run_stages("norm_gradient", x, *shape, g, x, p, code, stats, g_also, sums, moments, factors, g_b, g_x)
+        factors, g_x, g_b = torch.empty_like(stats), like(x), x.new_empty(channels)
+        run_stages("norm_gradient", x, *shape, g, x, p, code, stats, g_also, sums, moments, factors, g_b, g_x)
         ctx.save_for_backward(g, x, p, code, stats, moments)
         ctx.set_materialize_grads(False)
         return g_x, g_b
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None, u_b: Tensor | None) -> tuple[Tensor | None, ...]:
-        _refuse_third_derivatives()
+        refuse_third_derivatives()
         g, x, p, code, stats, moments = ctx.saved_tensors
-        v = torch.zeros_like(x) if v is None else _channels_last(v)
+        v = torch.zeros_like(x) if v is None else channels_last(v)
         u_b = None if u_b is None else u_b.contiguous()
         n, channels, height, width = x.shape
         shape = (n, height, width, channels, stats.shape[1])
         sums, factors = torch.empty(3, n, channels, dtype=torch.float64), x.new_empty(5, *stats.shape[1:])
-        d_g, d_x = _like(g), _like(x)
-        _run_stages("norm_second", x, *shape, v, u_b, g, x, p, code, stats, moments, sums, factors, d_g, d_x)
+        d_g, d_x = like(g), like(x)
+        run_stages("norm_second", x, *shape, v, u_b, g, x, p, code, stats, moments, sums, factors, d_g, d_x)
         return d_g, d_x, None, None, None, None
