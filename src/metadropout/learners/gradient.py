@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from metadropout.data import Episode
 from metadropout.learners.base import Classifier, Learner, Outcome
 from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation, weight_names
+from metadropout.networks.precision import Precision
 from metadropout.noise import NoiseSource, as_noise_source
 from metadropout.perturbations import NoPerturbation, Pass, Perturbation
 
@@ -42,6 +43,8 @@ class GradientLearner(Learner):
             the query batch (transductive, as MAML and the paper do).
         adapted: names of the network's parameters that the inner steps change; by default all but normalisation's.
         images_per_pass: most images in one support pass; more Monte-Carlo samples than fit are run in turn.
+        precision: "bf16" rounds what convolutions multiply to bfloat16; statistics, losses, inner steps and weights
+            stay in float32.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class GradientLearner(Learner):
         inductive: bool = False,
         adapted: Sequence[str] | None = None,
         images_per_pass: int = 256,
+        precision: Precision = "full",
     ) -> None:
         super().__init__()
         self.network = network
@@ -71,7 +75,8 @@ class GradientLearner(Learner):
             )
         self.inner_lr, self.steps = inner_lr, steps
         self.first_order, self.inductive, self.images_per_pass = first_order, inductive, images_per_pass
-        self._function = FunctionalNetwork(network, self.perturbation.sites, self.perturbation.input_sites)
+        self.precision: Precision = precision
+        self._function = FunctionalNetwork(network, self.perturbation.sites, self.perturbation.input_sites, precision)
         self._calls_checked = False
         self.adapted_names = self._names_to_adapt(adapted)
         if not self.adapted_names:
@@ -187,7 +192,7 @@ class GradientLearner(Learner):
             streams = [noise.stream(step, sample) for sample in samples] if noise is not None else []
             # The samples stand one after the other in one batch, each normalised by its own statistics.
             repeat = len(samples)
-            this = Pass(_with_prefix(weights, "perturbation."), streams, support=True)
+            this = Pass(_with_prefix(weights, "perturbation."), streams, support=True, precision=self.precision)
             logits = self._logits(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), this, Normalisation(repeat))
             loss = self._support_loss(logits, y.repeat(repeat), this) * (repeat / mc_samples)
             part = torch.autograd.grad(
@@ -214,7 +219,7 @@ class GradientLearner(Learner):
         return loss if penalty is None else loss + penalty
 
     def _query_pass(self, weights: Weights) -> Pass:
-        return Pass(_with_prefix(weights, "perturbation."))
+        return Pass(_with_prefix(weights, "perturbation."), precision=self.precision)
 
     def _logits(self, weights: Weights, x: Tensor, this: Pass, normalisation: Normalisation) -> Tensor:
         """Run the network on images, with the perturbation's say in a support pass or a deterministic one."""

@@ -11,14 +11,16 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
-from metadropout.fused import convolution, norm_relu_pool
-from metadropout.networks.layers import is_plain_3x3
+from metadropout.fused import norm_relu_pool
+from metadropout.networks.initial import CONVOLUTIONS
+from metadropout.networks.layers import apply_layer
 from metadropout.networks.normalisation import (
     OffsetNorm,
     batch_normalise,
     batch_statistics,
     normalise_with,
 )
+from metadropout.networks.precision import Precision
 
 OutputHook = Callable[[str, Tensor, Tensor], Tensor]
 """Called with a layer's name, input and output; what it returns takes the place of the output."""
@@ -75,13 +77,20 @@ class FunctionalNetwork:
         network: any module that maps images to logits.
         outputs: names of the layers whose outputs a hook may replace.
         inputs: names of the layers whose inputs a hook may replace.
+        precision: of the convolutions.
     """
 
-    def __init__(self, network: nn.Module, outputs: Iterable[str] = (), inputs: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        outputs: Iterable[str] = (),
+        inputs: Iterable[str] = (),
+        precision: Precision = "full",
+    ) -> None:
         lazy = [name for name, p in network.named_parameters() if isinstance(p, UninitializedParameter)]
         if lazy:
             raise ValueError(f"'{lazy[0]}' has no shape yet: run one batch of images through the network first")
-        self._network = network
+        self._network, self._precision = network, precision
         self._current = _Call()
         self._structure = self._copy_of(network)
         # A parameter that stands under two names must be given under both.
@@ -134,8 +143,8 @@ class FunctionalNetwork:
                         "use a plain BatchNorm layer and a module of its own for the rest"
                     )
                 new: nn.Module = _BatchStatisticsNorm(name, module, self)
-            elif is_plain_3x3(module):
-                new = _Convolution(module)
+            elif type(module) in CONVOLUTIONS:
+                new = _Convolution(module, self._precision)
             else:
                 continue
             parent, _, child = name.rpartition(".")
@@ -168,18 +177,19 @@ class _InputReport:
 
 
 class _Convolution(nn.Module):
-    """Stands in the copy for a 3x3 convolution, under the same parameter names."""
+    """Stands in the copy for a convolution, under the same parameter names."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, original: nn.Module) -> None:
+    def __init__(self, original: nn.Module, precision: Precision) -> None:
         super().__init__()
+        self._layer, self._precision = [original], precision  # in a list, so that its parameters are not found twice
         self.register_parameter("weight", original.weight)  # type: ignore[arg-type]
         self.register_parameter("bias", original.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        return convolution(x, self.weight, self.bias)
+        return apply_layer(self._layer[0], x, self.weight, self.bias, self._precision)
 
 
 class _BatchStatisticsNorm(nn.Module):

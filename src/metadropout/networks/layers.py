@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from metadropout.fused import convolution
 from metadropout.networks.initial import CONVOLUTIONS
+from metadropout.networks.precision import Precision, in_bf16
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,19 @@ def find_activations(network: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, module in network.named_modules() if isinstance(module, nn.ReLU))
 
 
-def apply_layer(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply a convolution or linear layer with other weights than its own."""
+def apply_layer(
+    layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision = "full"
+) -> Tensor:
+    """Apply a convolution or linear layer with other weights than its own; the precision is that of convolutions."""
     if isinstance(layer, nn.Linear):
         return nn.functional.linear(x, weight, bias)
-    if is_plain_3x3(layer):
-        return convolution(x, weight, bias)
-    if isinstance(layer, CONVOLUTIONS):
-        # The one function that knows the layer's stride, padding mode and groups but takes any weights.
-        return layer._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
-    raise TypeError(f"a {type(layer).__name__} cannot be applied with other weights")
+    if not isinstance(layer, CONVOLUTIONS):
+        raise TypeError(f"a {type(layer).__name__} cannot be applied with other weights")
+    # The one function that knows the layer's stride, padding mode and groups but takes any weights.
+    convolve = convolution if is_plain_3x3(layer) else layer._conv_forward
+    if precision == "bf16":
+        return in_bf16(lambda x, weight: convolve(x, weight, None), x, weight, bias)
+    return convolve(x, weight, bias)
 
 
 def is_plain_3x3(layer: nn.Module) -> bool:

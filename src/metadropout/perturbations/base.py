@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.networks.precision import Precision
 from metadropout.noise import NoiseStream
 
 Weights = dict[str, Tensor]
@@ -29,6 +30,8 @@ class Pass:
     """One noise stream per Monte-Carlo sample that stands in the batch; none where nothing is drawn."""
     support: bool = False
     """Whether this is a support pass of an inner step, and not the deterministic pass over query images."""
+    precision: Precision = "full"
+    """That of convolutions, for layers that a perturbation runs itself."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What a perturbation wants to remember from one layer to the next, for instance terms of the loss."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -47,7 +48,8 @@ class Combined(Perturbation):
             weights = {n.removeprefix(prefix): w for n, w in this.weights.items() if n.startswith(prefix)}
             # Parts that draw nothing themselves get no streams, as they would when used alone.
             streams = this.streams if part.random else ()
-            views.append((part, Pass(weights, streams, this.support, this.notes.setdefault(prefix, {}))))
+            notes = this.notes.setdefault(prefix, {})
+            views.append((part, replace(this, weights=weights, streams=streams, notes=notes)))
         return views
 
     @property

@@ -79,7 +79,7 @@ class LayerPerturbation(Perturbation):
         """Return the output of a layer's twin for the layer's own input."""
         key = prefix + module_key(name)
         weights = (this.weights[f"generators.{key}.weight"], this.weights.get(f"generators.{key}.bias"))
-        return apply_layer(self.generators[key], h, *weights)
+        return apply_layer(self.generators[key], h, *weights, this.precision)
 
     def head_sigma(self, h: Tensor, this: Pass) -> Tensor:
         """Return one standard deviation per image for the noise on its logits, shape (n, 1)."""

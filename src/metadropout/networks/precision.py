@@ -1,0 +1,40 @@
+"""Convolutions in bfloat16: half the memory traffic, and on hardware with units for it twice the speed or more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Precision = Literal["full", "bf16"]
+"""Numbers that convolutions multiply: as the weights are (float32), or rounded to bfloat16."""
+
+Convolve = Callable[[Tensor, Tensor], Tensor]
+"""(images, weights) → images, without bias."""
+
+
+def in_bf16(convolve: Convolve, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve in bfloat16, forward and in all derivatives; what comes in and out stays in its own type.
+
+    Where the hardware has no units for bfloat16, images, weights, results and their gradients are rounded to it and
+    the products computed in float32: the same numbers up to the order of sums, without the speed.
+    """
+    if has_units(x.device):
+        out = convolve(x.bfloat16(), weight.bfloat16()).to(x.dtype)
+    else:
+        out = _rounded(convolve(_rounded(x), _rounded(weight)))
+    return out if bias is None else out + bias.view(-1, *[1] * (out.dim() - 2))
+
+
+def has_units(device: torch.device) -> bool:
+    """Return whether a device multiplies bfloat16 faster than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Round to bfloat16; autograd does the same to the gradient on its way back."""
+    return x.bfloat16().to(x.dtype)
