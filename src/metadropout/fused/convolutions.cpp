@@ -1,7 +1,7 @@
 // 3x3 convolutions of stride 1 and padding 1 on (n, height, width, channels) images, and their derivatives.
 //
-// Most go by Winograd's minimal filtering F(2x2, 3x3) (Lavin & Gray, 2016): 16 multiplications where the plain sum takes
-// 36. An output tile of 2x2 pixels depends on an input tile d of 4x4. With the constant matrices A, B and G,
+// Most go by Winograd's minimal filtering F(2x2, 3x3) (Lavin & Gray, 2016), with 16 multiplications where the plain sum
+// takes 36. An output tile of 2x2 pixels depends on an input tile d of 4x4. With the constant matrices A, B and G,
 //   out = At [(G w Gt) * (Bt d B)] A,      g_w = Gt [(Bt d B) * (A g At)] G,
 // where * is element by element, so that over many tiles and channels each of the 16 elements is a matrix product. The
 // gradient of the input is a convolution with the weights turned round. Blocks of tiles are small enough to stay in the
@@ -32,13 +32,15 @@ typedef std::unique_ptr<float[]> Buffer;
 inline Buffer buffer(Int size) { return Buffer(new float[size]); }
 inline Buffer zeros(Int size) { return Buffer(new float[size]()); }
 
-// A block's values for one spot; the odd line of cache keeps the 16 spots of a tile from falling on the same cache set.
+// Sizes of what is kept for one spot: a block of tiles, or the weights. The odd line keeps values of the 16 spots that
+// are used together from falling on the same place of the cache.
 inline Int plane(Int channels) { return TILES * channels + WIDE; }
+inline Int weight_plane(Int from, Int to) { return from * to + WIDE; }
 
 // Matrices in panels of 16 columns, each panel contiguous.
 inline Int in_panels(Int row, Int rows, Int column) { return (column / WIDE * rows + row) * WIDE + column % WIDE; }
 
-// out(r, 0..15) = [out(r, 0..15)] + sum over j of a(r, j) b(j, 0..15), for R rows from `first`; b and out have rows of 16.
+// out(r, 0..15) = [out(r, 0..15)] + sum over j of a(r, j) b(j, 0..15), for R rows from `first`.
 template <int R, class Left>
 inline void multiply(Int first, Left a, const float* b, Int b_row, Int depth, bool add, float* out, Int out_row) {
     out += first * out_row;
@@ -158,24 +160,27 @@ void transform_back(const Images& shape, const float* products, const float* bia
     }
 }
 
-// G w Gt of weights (k, 3, 3, c): (spots, k, c). Turned round, the kernels are those of the input's gradient.
-void transform_weights(Int K, Int C, const float* w, bool turned, float* to) {
+// G w Gt of kernels: (spots, rows, columns) in panels, for kernels that are (rows, 9, columns) or (9, rows, columns).
+void transform_weights(const float* w, Int rows, Int columns, Int next_row, Int next_weight, bool turned, float* to) {
     const Vector half = all(0.5f);
-    for (Int k = 0; k < K; ++k)
-        for (Int c = 0; c < C; c += LANES) {
-            const float* from = w + k * 9 * C + c;
-            const auto weight = [=](int i, int j) { return load(from + (turned ? 8 - 3 * i - j : 3 * i + j) * C); };
+    for (Int row = 0; row < rows; ++row)
+        for (Int column = 0; column < columns; column += LANES) {
+            const float* from = w + row * next_row + column;
+            const auto weight = [=](int i, int j) {
+                return load(from + (turned ? 8 - 3 * i - j : 3 * i + j) * next_weight);
+            };
             Vector m[4][3];
             for (int j = 0; j < 3; ++j) {
                 const Vector ends = weight(0, j) + weight(2, j);
                 m[0][j] = weight(0, j), m[1][j] = half * (ends + weight(1, j));
                 m[2][j] = half * (ends - weight(1, j)), m[3][j] = weight(2, j);
             }
-            float* at = to + k * C + c;
-            for (int i = 0; i < 4; ++i, at += 4 * K * C) {
+            const Int spot = weight_plane(rows, columns);
+            float* at = to + in_panels(row, rows, column);
+            for (int i = 0; i < 4; ++i, at += 4 * spot) {
                 const Vector ends = m[i][0] + m[i][2];
-                store(at, m[i][0]), store(at + K * C, half * (ends + m[i][1]));
-                store(at + 2 * K * C, half * (ends - m[i][1])), store(at + 3 * K * C, m[i][2]);
+                store(at, m[i][0]), store(at + spot, half * (ends + m[i][1]));
+                store(at + 2 * spot, half * (ends - m[i][1])), store(at + 3 * spot, m[i][2]);
             }
         }
 }
@@ -220,22 +225,20 @@ class Patches {
 // What Python calls. Pointers that may be null: x2 and u2, bias, also.
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Transformed weights, as the right-hand sides of products: (spots, c, k) in panels, or (spots, k, c) if turned round.
+// Transformed weights (k, 3, 3, c), as right-hand sides of products: (spots, c, k) in panels. Turned round, they are
+// the kernels of the input's gradient: (spots, k, c).
 extern "C" void convolution_weights_float32(Int K, Int C, Int turned, const float* w, float* u) {
-    const Buffer plain = buffer(SPOTS * K * C);
-    transform_weights(K, C, w, turned, plain.get());
-    for (Int spot = 0; spot < SPOTS; ++spot) {
-        const float* from = plain.get() + spot * K * C;
-        float* to = u + spot * K * C;
-        if (turned)
-            for (Int k = 0; k < K; ++k)
-                for (Int c = 0; c < C; c += WIDE) std::memcpy(to + in_panels(k, K, c), from + k * C + c, 4 * WIDE);
-        else
-            for (Int c0 = 0; c0 < C; c0 += WIDE)  // squares that stay in the cache
-                for (Int k0 = 0; k0 < K; k0 += WIDE)
-                    for (Int c = c0; c < c0 + WIDE; ++c)
-                        for (Int k = k0; k < k0 + WIDE; ++k) to[in_panels(c, C, k)] = from[k * C + c];
+    if (turned) {
+        transform_weights(w, K, C, 9 * C, C, true, u);
+        return;
     }
+    const Buffer by_input = buffer(9 * C * K);  // (3, 3, c, k)
+    for (Int c0 = 0; c0 < C; c0 += WIDE)        // squares that stay in the cache
+        for (Int k0 = 0; k0 < K; k0 += WIDE)
+            for (Int i = 0; i < 9; ++i)
+                for (Int c = c0; c < c0 + WIDE; ++c)
+                    for (Int k = k0; k < k0 + WIDE; ++k) by_input[(i * C + c) * K + k] = w[(k * 9 + i) * C + c];
+    transform_weights(by_input.get(), C, K, K, C * K, false, u);
 }
 
 // out = x * w + x2 * w2 + bias + also, for images first, ..., last - 1 of `from` channels.
@@ -253,7 +256,7 @@ extern "C" void convolution_float32(Int first, Int last, Int height, Int width, 
                 for (Int k = 0; k < to; k += WIDE) {
                     const float* left = tiles.get() + spot * plane(from);
                     multiply(count, [=](Int tile, Int c) { return left[tile * from + c]; },
-                             (part ? u2 : u) + (spot * to + k) * from, WIDE, from, part,
+                             (part ? u2 : u) + spot * weight_plane(from, to) + k * from, WIDE, from, part,
                              products.get() + spot * plane(to) + in_panels(0, TILES, k), WIDE);
                 }
         }
@@ -268,9 +271,9 @@ extern "C" void convolution_gradient_float32(Int first, Int last, Int parts, Int
     const Images input = {height, width, C}, output = {height, width, K};
     const Buffer tiles = buffer(SPOTS * plane(C)), gradients = buffer(SPOTS * plane(K)), outside = zeros(C > K ? C : K);
     for (Int part = first; part < last; ++part) {
-        float* sums = g_u + part * SPOTS * C * K;
+        float* sums = g_u + part * SPOTS * weight_plane(C, K);
         float* bias = g_b + part * K;
-        std::memset(sums, 0, sizeof(float) * SPOTS * C * K);
+        std::memset(sums, 0, sizeof(float) * SPOTS * weight_plane(C, K));
         std::memset(bias, 0, sizeof(float) * K);
         const Int end = n * (part + 1) / parts * input.tiles();
         for (Int t = n * part / parts * input.tiles(); t < end; t += TILES) {
@@ -282,7 +285,7 @@ extern "C" void convolution_gradient_float32(Int first, Int last, Int parts, Int
                     const float* left = tiles.get() + spot * plane(C);
                     multiply(C, [=](Int c, Int tile) { return left[tile * C + c]; },
                              gradients.get() + spot * plane(K) + in_panels(0, TILES, k), WIDE, count, true,
-                             sums + (spot * K + k) * C, WIDE);
+                             sums + spot * weight_plane(C, K) + k * C, WIDE);
                 }
             const float* whole = gradients.get() + 5 * plane(K);  // this spot holds the sum of a tile's four pixels
             for (Int tile = 0; tile < count; ++tile)
@@ -305,9 +308,9 @@ extern "C" void convolution_gradient_end_float32(Int parts, Int C, Int K, const 
             for (int j = 0; j < 4; ++j) {
                 Vector s[4];
                 for (int i = 0; i < 4; ++i) {
-                    const float* from = g_u + (4 * i + j) * C * K + in_panels(c, C, k0);
+                    const float* from = g_u + (4 * i + j) * weight_plane(C, K) + in_panels(c, C, k0);
                     s[i] = load(from);
-                    for (Int part = 1; part < parts; ++part) s[i] += load(from + part * SPOTS * C * K);
+                    for (Int part = 1; part < parts; ++part) s[i] += load(from + part * SPOTS * weight_plane(C, K));
                 }
                 m[0][j] = s[0] + half * (s[1] + s[2]), m[1][j] = half * (s[1] - s[2]);
                 m[2][j] = half * (s[1] + s[2]) + s[3];
@@ -323,8 +326,8 @@ extern "C" void convolution_gradient_end_float32(Int parts, Int C, Int K, const 
 }
 
 // out = x * w + bias for images of few channels.
-extern "C" void patches_float32(Int first, Int last, Int height, Int width, Int C, Int K, const float* x, const float* w,
-                                const float* bias, float* out) {
+extern "C" void patches_float32(Int first, Int last, Int height, Int width, Int C, Int K, const float* x,
+                                const float* w, const float* bias, float* out) {
     const Images input = {height, width, C};
     Patches patches(input);
     const Int depth = patches.depth;

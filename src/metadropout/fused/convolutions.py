@@ -21,6 +21,9 @@ FEW = 4
 SPOTS = 16
 """Values that stand for a 3x3 kernel when it is transformed."""
 
+PADDING = 16
+"""Unused values after the weights, or sums for them, of each spot."""
+
 TILES_PER_PART, MOST_PARTS = 2048, 8
 """Gradients of weights are summed up in parts of the batch that depend on its size, but not on the threads."""
 
@@ -122,7 +125,7 @@ def _convolve(
 def _transformed(weight: Tensor, turned: bool) -> Tensor:
     """Return kernels in the form in which they are multiplied with transformed tiles."""
     out_channels, in_channels = weight.shape[:2]
-    u = weight.new_empty(SPOTS * out_channels * in_channels)
+    u = weight.new_empty(SPOTS * (out_channels * in_channels + PADDING))
     run("convolution_weights", weight.dtype, out_channels, in_channels, int(turned), channels_last(weight), u)
     return u
 
@@ -140,7 +143,8 @@ def _weight_gradient(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         run_over("patches_gradient", g, parts, n, *shape, x, g, sums, parts=parts)
         run("patches_gradient_end", x.dtype, parts, in_channels, out_channels, sums, g_weight, g_bias)
         return g_weight, g_bias
-    sums, bias_sums = x.new_empty(parts, SPOTS, in_channels, out_channels), x.new_empty(parts, out_channels)
+    sums = x.new_empty(parts, SPOTS * (in_channels * out_channels + PADDING))
+    bias_sums = x.new_empty(parts, out_channels)
     run_over("convolution_gradient", x, parts, n, *shape, x, g, sums, bias_sums, parts=parts)
     run("convolution_gradient_end", x.dtype, parts, in_channels, out_channels, sums, bias_sums, g_weight, g_bias)
     return g_weight, g_bias
