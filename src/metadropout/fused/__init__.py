@@ -104,11 +104,12 @@ def _fits(*tensors: Tensor) -> bool:
         and first.dtype in (torch.float32, torch.float64)
         and first.numel() > 0
         and all(_same_kind(t, first) for t in tensors)
-        and all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-        and not _switched_off.get()
-        # Transforms of `torch.func` and tracing need operations that they can see into.
+        # Transforms of `torch.func` and tracing need operations that they can see into; before the next line, because
+        # under `vmap` a tensor does not even tell its layout.
         and not torch._C._are_functorch_transforms_active()
         and not torch.compiler.is_compiling()
+        and all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+        and not _switched_off.get()
         and available()
     )
 
