@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,3 +45,9 @@ def test_recorded_noise_is_handed_out_in_order_and_mistakes_are_named() -> None:
         source.stream(2, 0)
     with pytest.raises(ValueError, match="sample 2 was asked for"):
         source.stream(0, 2)
+
+
+def test_a_recorded_pass_gives_the_same_numbers_again() -> None:
+    source = md.RecordedNoise([], per_pass=0, numbers=np.random.default_rng(0))
+    first, again = (source.stream(0, 0).numbers().random(3).tolist() for _ in range(2))
+    assert first == again

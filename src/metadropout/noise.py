@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -71,7 +72,7 @@ class RecordedNoise:
         draws: the arrays in the order inner step, Monte-Carlo sample, layer.
         mc_samples: Monte-Carlo samples per step.
         per_pass: draws in one forward pass.
-        numbers: generator for draws that are not normal, shared by all passes.
+        numbers: generator for draws that are not normal; every pass starts from a copy of it.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class RecordedNoise:
         start = (step * self.mc_samples + sample) * self.per_pass
         if start + self.per_pass > len(self.draws):
             raise ValueError(f"the recorded noise ends before inner step {step}, sample {sample}")
-        return _RecordedStream(self.draws[start : start + self.per_pass], self._numbers)
+        return _RecordedStream(self.draws[start : start + self.per_pass], copy.deepcopy(self._numbers))
 
 
 class _RecordedStream:
