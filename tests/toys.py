@@ -5,12 +5,14 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import metadropout as md
+from metadropout.perturbations import PERTURBATIONS, Perturbation
 
 
 class UsersModel(nn.Module):
@@ -59,6 +61,21 @@ def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=g, dtype=parameter.dtype) * scale)
+
+
+PERTURBATION_OPTIONS: dict[str, dict[str, Any]] = {
+    "combined": {"parts": [{"name": "metadropout"}, {"name": "mixup", "gamma": 1.0}]},
+    "vib": {"kl_weight": 1e-3},
+    "information-dropout": {"kl_weight": 1e-3},
+}
+
+
+def make_perturbation(name: str, network: nn.Module, **options: Any) -> Perturbation:
+    """Build a perturbation by its name, with weights that matter."""
+    torch.manual_seed(1)
+    perturbation = PERTURBATIONS[name](network, **{**PERTURBATION_OPTIONS.get(name, {}), **options}).double()
+    randomise(perturbation, scale=0.1, seed=1)
+    return perturbation
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor, distributions, nn
 from torch.nn import functional as F
-from toys import make_episode, randomise
+from toys import make_episode
+from toys import make_perturbation as make
 
 import metadropout as md
 from metadropout.learners import GradientLearner
@@ -20,20 +21,8 @@ from metadropout.networks import Normalisation
 from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation
 from metadropout.perturbations.bottleneck import sum_channels_mean_rest
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "combined": {"parts": [{"name": "metadropout"}, {"name": "mixup", "gamma": 1.0}]},
-    "vib": {"kl_weight": 1e-3},
-    "information-dropout": {"kl_weight": 1e-3},
-}
 ALL = list(PERTURBATIONS)
 WITH_WEIGHTS = [name for name in ALL if name not in ("none", "fixed-gaussian", "mixup", "adversarial")]
-
-
-def make(name: str, network: nn.Module, **options: Any) -> Perturbation:
-    torch.manual_seed(1)
-    perturbation = PERTURBATIONS[name](network, **{**OPTIONS.get(name, {}), **options}).double()
-    randomise(perturbation, scale=0.1, seed=1)
-    return perturbation
 
 
 def support_pass(perturbation: Perturbation, streams: Sequence[Any]) -> Pass:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,6 +82,13 @@ class Learner(nn.Module, ABC):
             outcome.loss.detach(),
             accuracy(outcome.logits.detach(), episode.query_y),
         )
+
+    def task_gradients(
+        self, episodes: Sequence[Episode], generators: Sequence[torch.Generator | NoiseSource | None]
+    ) -> list[TaskGradient]:
+        """Return `task_gradient` of several tasks, each with a generator of its own; by default one after the other."""
+        pairs = zip(episodes, generators, strict=True)
+        return [self.task_gradient(episode, generator=generator) for episode, generator in pairs]
 
     def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
         """Say why a task gave a loss or gradient that is not a finite number."""

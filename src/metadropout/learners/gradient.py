@@ -1,7 +1,10 @@
 """Learners that adapt by gradient steps on the support loss: the inner loop that all of them share.
 
-The path of one task, top to bottom: `forward` → `_inner_steps` → `_support_gradient` → `_logits` (a support pass with
-noise) → `update` → `_classifier` → `_logits` (the query pass, deterministic) → loss.
+The path of one task, top to bottom: `forward` → `_inner_steps` → `_step` → `_support_gradient` → `_logits` (a support
+pass with noise) → `update` → `_query_loss` → `_classifier` → `_logits` (the query pass, deterministic) → loss.
+
+The same path runs for several tasks at once (`batched.py`): all tensors then have a leading task axis, and whatever is
+said here of one task is lifted over that axis by `over_tasks`.
 """
 
 from __future__ import annotations
@@ -9,16 +12,19 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from metadropout.data import Episode
-from metadropout.learners.base import Classifier, Learner, Outcome
+from metadropout.learners.base import Classifier, Learner, Outcome, TaskGradient
+from metadropout.learners.batched import OverTasks, can_be_stacked, one_task, stacked_task_gradients
+from metadropout.learners.recomputation import recomputed
 from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation, weight_names
 from metadropout.networks.precision import Precision
-from metadropout.noise import NoiseSource, as_noise_source
+from metadropout.noise import NoiseSource, NoiseStream, as_noise_source
 from metadropout.perturbations import NoPerturbation, Pass, Perturbation
 
 Weights = dict[str, Tensor]
@@ -45,6 +51,8 @@ class GradientLearner(Learner):
         images_per_pass: most images in one support pass; more Monte-Carlo samples than fit are run in turn.
         precision: "bf16" rounds what convolutions multiply to bfloat16; statistics, losses, inner steps and weights
             stay in float32.
+        checkpoint_steps: keep no graph of inner steps but take each again in the backward pass: the same gradients in
+            much less memory, for about a third more time.
     """
 
     def __init__(
@@ -59,6 +67,7 @@ class GradientLearner(Learner):
         adapted: Sequence[str] | None = None,
         images_per_pass: int = 256,
         precision: Precision = "full",
+        checkpoint_steps: bool = False,
     ) -> None:
         super().__init__()
         self.network = network
@@ -68,6 +77,8 @@ class GradientLearner(Learner):
                 f"first_order cannot be used with {type(self.perturbation).__name__}: "
                 f"{self.perturbation.needs_second_order}"
             )
+        if first_order and checkpoint_steps:
+            raise ValueError("checkpoint_steps is of no use with first_order, which keeps no graph of inner steps")
         if steps < 0 or images_per_pass < 1 or math.isnan(inner_lr):
             raise ValueError(
                 f"steps ({steps}) must be at least 0, images_per_pass ({images_per_pass}) at least 1, "
@@ -76,6 +87,7 @@ class GradientLearner(Learner):
         self.inner_lr, self.steps = inner_lr, steps
         self.first_order, self.inductive, self.images_per_pass = first_order, inductive, images_per_pass
         self.precision: Precision = precision
+        self.checkpoint_steps = checkpoint_steps
         self._function = FunctionalNetwork(network, self.perturbation.sites, self.perturbation.input_sites, precision)
         self._calls_checked = False
         self.adapted_names = self._names_to_adapt(adapted)
@@ -92,21 +104,42 @@ class GradientLearner(Learner):
         return not self.inductive
 
     @abstractmethod
-    def update(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+    def update(self, name: str, gradient: Tensor, weights: Weights) -> Tensor:
         """Return a weight after one inner step.
 
         Args:
             name: the weight's name among the learner's parameters.
-            weight: its value before the step.
-            gradient: the support loss's gradient at that value.
+            gradient: the support loss's gradient at the weight's value before the step.
+            weights: all parameters of the learner before the step; to be used in place of its attributes, because a
+                learner may hold several values of each.
         """
 
     def forward(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Outcome:
-        noise = self._noise_from(generator)
-        weights: Weights = dict(self.named_parameters())
-        weights = self._inner_steps(weights, episode.support_x, episode.support_y, noise, 1, differentiable=True)
-        logits = self._classifier(weights, episode.support_x)(episode.query_x)
-        return Outcome(cross_entropy(logits, episode.query_y), logits)
+        return self.learn(dict(self.named_parameters()), episode, self._noise_from(generator))
+
+    def learn(
+        self, weights: Weights, episode: Episode, noise: NoiseSource | None, over_tasks: OverTasks = one_task
+    ) -> Outcome:
+        """Return how the task goes from the given weights, differentiable in all of them.
+
+        Args:
+            weights: all parameters of the learner.
+            episode: the task; of several tasks, each tensor stacked.
+            noise: source of all randomness.
+            over_tasks: turns a function of one task into one of as many tasks as are stacked.
+        """
+        x, y = episode.support_x, episode.support_y
+        weights = self._inner_steps(weights, x, y, noise, 1, differentiable=True, over_tasks=over_tasks)
+        loss, logits = over_tasks(self._query_loss)(weights, x, episode.query_x, episode.query_y)
+        return Outcome(loss, logits)
+
+    def task_gradients(
+        self, episodes: Sequence[Episode], generators: Sequence[torch.Generator | NoiseSource | None]
+    ) -> list[TaskGradient]:
+        """Run all tasks as one, side by side, where they and the perturbation allow it, and one by one otherwise."""
+        if not (self.perturbation.tasks_share_a_batch and can_be_stacked(episodes)):
+            return super().task_gradients(episodes, generators)
+        return stacked_task_gradients(self, episodes, [self._noise_from(generator) for generator in generators])
 
     def adapt(
         self,
@@ -144,7 +177,7 @@ class GradientLearner(Learner):
         for step in range(self.steps):
             weights |= {name: weights[name].requires_grad_() for name in self.adapted_names}
             gradients = self._support_gradient(weights, x, y, step, noise, 1, differentiable=False)
-            weights |= {n: self.update(n, weights[n], g).detach() for n, g in gradients.items()}
+            weights |= {n: self.update(n, g, weights).detach() for n, g in gradients.items()}
             for name in self.adapted_names:
                 if not weights[name].isfinite().all():
                     return (
@@ -161,16 +194,46 @@ class GradientLearner(Learner):
         )
 
     def _inner_steps(
-        self, weights: Weights, x: Tensor, y: Tensor, noise: NoiseSource | None, mc_samples: int, differentiable: bool
+        self,
+        weights: Weights,
+        x: Tensor,
+        y: Tensor,
+        noise: NoiseSource | None,
+        mc_samples: int,
+        differentiable: bool,
+        over_tasks: OverTasks = one_task,
     ) -> Weights:
         """Take all inner steps; if differentiable, the result depends on the weights at the start."""
-        for step in range(self.steps):
+        for number in range(self.steps):
+            step = partial(self._step, x=x, y=y, step=number, noise=noise, mc_samples=mc_samples, over_tasks=over_tasks)
             if not differentiable:
                 weights |= {name: weights[name].detach().requires_grad_() for name in self.adapted_names}
-            with torch.enable_grad():
-                gradients = self._support_gradient(weights, x, y, step, noise, mc_samples, differentiable)
-                weights = weights | {n: self.update(n, weights[n], g) for n, g in gradients.items()}
+            if differentiable and self.checkpoint_steps:
+                weights = weights | recomputed(step, weights)
+            else:
+                weights = weights | step(weights, differentiable=differentiable)
         return weights if differentiable else {name: w.detach() for name, w in weights.items()}
+
+    def _step(
+        self,
+        weights: Weights,
+        *,
+        x: Tensor,
+        y: Tensor,
+        step: int,
+        noise: NoiseSource | None,
+        mc_samples: int,
+        differentiable: bool,
+        over_tasks: OverTasks,
+    ) -> Weights:
+        """Return the adapted weights after one inner step."""
+
+        def updated(weights: Weights, gradients: Weights) -> Weights:
+            return {name: self.update(name, gradient, weights) for name, gradient in gradients.items()}
+
+        with torch.enable_grad():
+            gradients = self._support_gradient(weights, x, y, step, noise, mc_samples, differentiable, over_tasks)
+            return over_tasks(updated)(weights, gradients)  # type: ignore[no-any-return]
 
     def _support_gradient(
         self,
@@ -181,20 +244,22 @@ class GradientLearner(Learner):
         noise: NoiseSource | None,
         mc_samples: int,
         differentiable: bool,
+        over_tasks: OverTasks = one_task,
     ) -> Weights:
         """Return the gradient of the support loss, averaged over images and Monte-Carlo samples."""
-        x = self._changed_images(weights, x, y)
+        x = over_tasks(self._changed_images)(weights, x, y)
         adapted = [weights[name] for name in self.adapted_names]
         total: list[Tensor] | None = None
         per_pass = max(1, self.images_per_pass // len(x)) if self.perturbation.samples_share_a_batch else 1
         for first in range(0, mc_samples, per_pass):
             samples = range(first, min(first + per_pass, mc_samples))
-            streams = [noise.stream(step, sample) for sample in samples] if noise is not None else []
-            # The samples stand one after the other in one batch, each normalised by its own statistics.
-            repeat = len(samples)
-            this = Pass(_with_prefix(weights, "perturbation."), streams, support=True, precision=self.precision)
-            logits = self._logits(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), this, Normalisation(repeat))
-            loss = self._support_loss(logits, y.repeat(repeat), this) * (repeat / mc_samples)
+
+            def loss_of(weights: Weights, x: Tensor, y: Tensor, samples: range = samples) -> Tensor:
+                streams = [noise.stream(step, sample) for sample in samples] if noise is not None else []
+                return self._support_loss(weights, x, y, streams)
+
+            # Tasks do not depend on each other, so the gradient of the sum holds that of each.
+            loss = over_tasks(loss_of)(weights, x, y).sum() * (len(samples) / mc_samples)
             part = torch.autograd.grad(
                 loss, adapted, create_graph=differentiable and not self.first_order, materialize_grads=True
             )
@@ -211,12 +276,25 @@ class GradientLearner(Learner):
 
         return self.perturbation.change_images(x, y, classify)
 
-    def _support_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+    def _support_loss(self, weights: Weights, x: Tensor, y: Tensor, streams: Sequence[NoiseStream]) -> Tensor:
+        """Return the loss of one support pass, averaged over images and the noise samples that share the pass."""
+        # The samples stand one after the other in one batch, each normalised by its own statistics.
+        repeat = max(1, len(streams))
+        this = Pass(_with_prefix(weights, "perturbation."), streams, support=True, precision=self.precision)
+        logits = self._logits(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), this, Normalisation(repeat))
+        y = y.repeat(repeat)
         try:
             loss, penalty = self.perturbation.label_loss(logits, y, this), self.perturbation.penalty(this)
         except IndexError:  # how PyTorch reports a label without an output
             raise ValueError(f"a label is {int(y.max())}, but the network has {logits.shape[1]} outputs") from None
         return loss if penalty is None else loss + penalty
+
+    def _query_loss(
+        self, weights: Weights, support_x: Tensor, query_x: Tensor, query_y: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the adapted model's loss on query images, and its logits."""
+        logits = self._classifier(weights, support_x)(query_x)
+        return cross_entropy(logits, query_y), logits
 
     def _query_pass(self, weights: Weights) -> Pass:
         return Pass(_with_prefix(weights, "perturbation."), precision=self.precision)

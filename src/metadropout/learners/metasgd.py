@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from metadropout.learners.gradient import GradientLearner
+from metadropout.learners.gradient import GradientLearner, Weights
 from metadropout.networks.layers import module_key
 
 
@@ -21,6 +21,5 @@ class MetaSGD(GradientLearner):
             {module_key(name): torch.full_like(values[name], self.inner_lr) for name in self.adapted_names}
         )
 
-    def update(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        step_size: Tensor = self.step_sizes[module_key(name)]
-        return weight - step_size * gradient
+    def update(self, name: str, gradient: Tensor, weights: Weights) -> Tensor:
+        return weights[name] - weights[f"step_sizes.{module_key(name)}"] * gradient

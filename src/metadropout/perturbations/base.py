@@ -63,6 +63,9 @@ class Perturbation(nn.Module):
     """Whether support passes draw noise, so that averaging Monte-Carlo samples has a meaning."""
     samples_share_a_batch: ClassVar[bool] = True
     """Whether noise samples may stand in one batch; not where one draw rules a whole pass."""
+    tasks_share_a_batch: ClassVar[bool] = True
+    """Whether `torch.vmap` can run several tasks at once; not where other numbers than normal ones are drawn
+    (`numbers`), gradients are taken in a pass, or values decide what happens."""
     adapts: ClassVar[bool] = False
     """Whether its own parameters take part in the inner steps."""
     needs_second_order: ClassVar[str | None] = None

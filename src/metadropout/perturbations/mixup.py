@@ -30,6 +30,7 @@ class Mixup(Perturbation):
     changes: ClassVar[Target] = "labels"
     random: ClassVar[bool] = True
     samples_share_a_batch: ClassVar[bool] = False
+    tasks_share_a_batch: ClassVar[bool] = False
 
     def __init__(
         self,
