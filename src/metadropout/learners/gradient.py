@@ -209,7 +209,7 @@ class GradientLearner(Learner):
             if not differentiable:
                 weights |= {name: weights[name].detach().requires_grad_() for name in self.adapted_names}
             if differentiable and self.checkpoint_steps:
-                weights = weights | recomputed(step, weights)
+                weights = weights | recomputed(step, weights, self.adapted_names)
             else:
                 weights = weights | step(weights, differentiable=differentiable)
         return weights if differentiable else {name: w.detach() for name, w in weights.items()}

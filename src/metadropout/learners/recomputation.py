@@ -7,6 +7,7 @@ the step and the sample, so both times are the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,26 +25,25 @@ class Step(Protocol):
         ...
 
 
-def recomputed(step: Step, weights: Weights) -> Weights:
+def recomputed(step: Step, weights: Weights, adapted: Sequence[str]) -> Weights:
     """Take a step that is taken again in the backward pass; same values, same gradients.
 
     Args:
         step: depends on no tensor that requires a gradient but the weights given to it, and on no hidden state.
         weights: all parameters of the learner by name.
+        adapted: names of those that the step changes.
     """
-    adapted: list[str] = []  # filled by the step: the names of its results
     values = _RecomputedStep.apply(step, list(weights), adapted, *weights.values())  # type: ignore[no-untyped-call]
     return dict(zip(adapted, values, strict=True))
 
 
 class _RecomputedStep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, step: Step, names: list[str], adapted: list[str], *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.step, ctx.names = step, names
+    def forward(ctx: Any, step: Step, names: list[str], adapted: Sequence[str], *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.step, ctx.names, ctx.adapted = step, names, adapted
         ctx.save_for_backward(*values)
-        result = step(_leaves(names, values, [True] * len(names)), differentiable=False)
-        adapted += result
-        return tuple(value.detach() for value in result.values())
+        result = step(_leaves(names, values, [name in adapted for name in names]), differentiable=False)
+        return tuple(result[name].detach() for name in adapted)
 
     @staticmethod
     @once_differentiable
@@ -51,11 +51,14 @@ class _RecomputedStep(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         leaves = _leaves(ctx.names, ctx.saved_tensors, needed)
         result = ctx.step(leaves, differentiable=True)
-        wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
-        gradients = iter(torch.autograd.grad(list(result.values()), wanted, cotangents, allow_unused=True))
+        outputs, inputs = (
+            [result[name] for name in ctx.adapted],
+            [leaf for leaf in leaves.values() if leaf.requires_grad],
+        )
+        gradients = iter(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True))
         return None, None, None, *(next(gradients) if need else None for need in needed)
 
 
-def _leaves(names: list[str], values: tuple[Tensor, ...], needed: list[bool]) -> Weights:
-    """Cut the weights off from the graph they come from."""
+def _leaves(names: Sequence[str], values: Sequence[Tensor], needed: Sequence[bool]) -> Weights:
+    """Cut the weights off from the graph they come from, and ask for the derivatives that are needed."""
     return {n: v.detach().requires_grad_(need) for n, v, need in zip(names, values, needed, strict=True)}
