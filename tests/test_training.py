@@ -364,3 +364,18 @@ def test_the_real_resnet12_trains_a_few_iterations(recipe: Path, tmp_path: Path)
     assert trained["learner.network.blocks.3.convs.2.weight"].shape == (512, 512, 3, 3)
     assert all(t.isfinite().all() for t in trained.values())
     assert md.ResNet12(5).perturbable[0] == "blocks.0.convs.0"
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "training"]
+
+
+def test_steps_may_be_recomputed_from_the_start_or_after_resuming(recipe: Path, tmp_path: Path) -> None:
+    kept, recomputed = tmp_path / "kept", tmp_path / "recomputed"
+    options = ["--training.iterations", "2", "--training.log_every", "1"]
+    assert main(["train", str(recipe), "--out", str(kept), *options]) == 0
+    assert main(["train", str(recipe), "--out", str(recomputed), *options, "--checkpoint-steps"]) == 0
+    assert open_run(recomputed).config.learner["checkpoint_steps"] is True
+    assert losses(recomputed) == pytest.approx(losses(kept), rel=1e-4)
+    assert main(["train", "--resume", str(kept), "--training.iterations", "3", "--checkpoint-steps"]) == 0
+    assert open_run(kept).config.learner["checkpoint_steps"] is True
