@@ -35,7 +35,9 @@ def test_recipes_named_in_commands_exist() -> None:
     assert named <= set(recipe_names())
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "export", "reproduce", "recipes", "options", "data", "demo"])
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "export", "reproduce", "recipes", "options", "data", "demo", "bench"]
+)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])

@@ -20,7 +20,7 @@ def plot_curves(run: Run) -> Path | None:
 
 def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | None = None) -> Path | None:
     """Draw the learning curves of several runs into one picture."""
-    if (plt := _pyplot()) is None:
+    if (plt := pyplot()) is None:
         return None
     figure, (loss_axis, accuracy_axis) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for run, label, colour in zip(runs, labels or [run.folder.name for run in runs], COLOURS, strict=False):
@@ -48,14 +48,14 @@ def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | Non
     for axis in (loss_axis, accuracy_axis):
         axis.grid(alpha=0.3)
     accuracy_axis.legend(fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
     plt.close(figure)
     return path
 
 
 def plot_accuracies(results: Mapping[str, Evaluation], path: Path, title: str) -> Path | None:
     """Draw the mean accuracies of several methods with their intervals, and every episode as a faint point."""
-    if (plt := _pyplot()) is None:
+    if (plt := pyplot()) is None:
         return None
     figure, axis = plt.subplots(figsize=(6, 0.9 + 0.8 * len(results)), layout="constrained")
     for row, (result, colour) in enumerate(zip(results.values(), COLOURS, strict=False)):
@@ -69,12 +69,12 @@ def plot_accuracies(results: Mapping[str, Evaluation], path: Path, title: str) -
     axis.set_yticks(range(len(results)), list(results))
     axis.set(xlabel="accuracy, %", title=title, ylim=(len(results) - 0.5, -0.6))
     axis.grid(axis="x", alpha=0.3)
-    _save(figure, path)
+    save_figure(figure, path)
     plt.close(figure)
     return path
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     """Import matplotlib for drawing into files; None where it is not installed."""
     try:
         import matplotlib as mpl  # noqa: PLC0415 (optional)
@@ -86,7 +86,8 @@ def _pyplot() -> Any:
     return plt
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG that is the same for the same figure."""
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import metadropout
-from metadropout.cli import data, demo, evaluate, export, options, recipes, reproduce, train
+from metadropout.cli import bench, data, demo, evaluate, export, options, recipes, reproduce, train
 from metadropout.cli.overrides import split_overrides
 from metadropout.errors import ConfigError, MetadropoutError
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"metadropout {metadropout.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, evaluate, export, reproduce, recipes, options, data, demo):
+    for command in (train, evaluate, export, reproduce, recipes, options, data, demo, bench):
         command.register(commands)
     try:
         plain, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)

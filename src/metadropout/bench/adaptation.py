@@ -1,0 +1,70 @@
+"""Meta-testing: the noise samples of an inner step as one batch in chunks, beside a loop over them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from metadropout.bench.child import Program
+from metadropout.bench.measuring import Check, Measured, OnStep, Ratio, check_agreement, measure, ratio
+from metadropout.bench.problem import Problem, Setting, Work
+
+SHOTS = (1, 5)
+SAMPLES = (1, 30, 100)
+FLOAT64_TOLERANCE = 1e-8
+
+
+@dataclass(frozen=True)
+class AdaptationCost:
+    """What adapting to one task and classifying its query images took."""
+
+    setting: Setting
+    samples: int
+    float64_difference: float
+    """Relative difference of the logits."""
+    batch: Measured
+    loop: Measured
+
+    def speedup(self) -> Ratio:
+        """Return how many times as long the loop takes."""
+        return ratio(self.loop.seconds, self.batch.seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything measured, and what follows from it."""
+        return {**asdict(self), "loop_takes_times_as_long": self.speedup()._asdict()}
+
+
+def prepare(problem: Problem, samples: int, one_by_one: bool) -> Work:
+    """Return one task of an evaluation, as `metadropout evaluate` runs it or with one sample per pass."""
+    learner = problem.learner()
+    if one_by_one:
+        learner.images_per_pass = 1
+    episode = problem.episodes()[0]
+
+    def adapt_and_classify() -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            noise = problem.noise(0)
+            classify = learner.adapt(episode.support_x, episode.support_y, mc_samples=samples, generator=noise)
+            return {"logits": classify(episode.query_x)}
+
+    return adapt_and_classify
+
+
+def measure_adaptation(setting: Setting, samples: int, *, rounds: int, threads: int, on_step: OnStep) -> AdaptationCost:
+    """Check that both ways give the same logits, and measure them by turns; `steps_of(rounds)` steps."""
+    setting = replace(setting, meta_batch=1)
+    programs = [
+        Program(f"{name}, {setting.shot}-shot, {samples} samples", __name__, (samples, one_by_one), True, threads)
+        for name, one_by_one in (("one batch", False), ("loop", True))
+    ]
+    exact = Problem(setting, "metadropout", torch.float64)
+    (found,) = check_agreement(programs, [Check("the logits", exact, FLOAT64_TOLERANCE)], on_step)
+    batch, loop = measure(programs, Problem(setting, "metadropout"), rounds, on_step)
+    return AdaptationCost(setting, samples, found, batch, loop)
+
+
+def steps_of(rounds: int) -> int:
+    """Return how many steps of progress a measurement has."""
+    return 2 + 2 * (rounds + 1)

@@ -1,0 +1,183 @@
+"""`metadropout bench`: speed and memory beside a plain PyTorch loop, `higher` and TorchOpt, in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from metadropout.bench import adaptation, comparison
+from metadropout.bench.adaptation import SAMPLES, SHOTS, AdaptationCost, measure_adaptation
+from metadropout.bench.comparison import Comparison, compare
+from metadropout.bench.growth import points
+from metadropout.bench.implementations import IMPLEMENTATIONS, INSTALL, OURS, PLAIN
+from metadropout.bench.measuring import OnStep
+from metadropout.bench.plots import plot_adaptation, plot_comparisons, plot_growth
+from metadropout.bench.problem import SETTINGS, Method, Setting
+from metadropout.bench.report import Report, adaptation_report, comparison_report, describe_machine, growth_report
+from metadropout.errors import ConfigError
+from metadropout.files import write_atomically
+
+EPILOG = """\
+  metadropout bench                              one meta-iteration: this project and its peers
+  metadropout bench evaluation                   30 noise samples as one batch, beside a loop over them
+  metadropout bench growth --out bench           how time and memory grow with way, shot, steps, channels, image size
+
+All compute the same gradients, which is checked first; each runs in a process of its own, by turns with the others.
+Ctrl-C stops at any time; parts that are finished are in --out.
+"""
+
+SIZES = ("way", "shot", "query", "steps", "channels", "image_size", "meta_batch")
+
+
+def register(commands: Any) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "bench",
+        help="compare speed and memory with other implementations",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "what", nargs="?", choices=list(ACTIONS), default="training", help="what to measure (default: training)"
+    )
+    parser.add_argument(
+        "--setting", choices=list(SETTINGS), help="default: omniglot-20way; omniglot-5way for evaluation and growth"
+    )
+    parser.add_argument("--method", choices=[*get_args(Method), "both"], default="both", help="default: both")
+    for name in SIZES:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="default: the setting's")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="how often each is timed (default: 7)")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="default: PyTorch's own choice")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write results (JSON) and plots to this folder")
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(namespace: argparse.Namespace) -> int:
+    """Measure, print and return the exit status."""
+    if namespace.rounds < 1 or namespace.threads < 0:
+        raise ConfigError("--rounds must be at least 1, and --threads 0 or more")
+    if namespace.out is not None:
+        namespace.out.mkdir(parents=True, exist_ok=True)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end the other processes, too
+    try:
+        ACTIONS[namespace.what](namespace, _setting(namespace))
+    except KeyboardInterrupt:
+        print("metadropout: stopped", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def bench_training(namespace: argparse.Namespace, setting: Setting) -> None:
+    """Compare a meta-iteration with the peers'."""
+    missing = [i.name for i in IMPLEMENTATIONS if not i.is_installed()]
+    if missing and "maml" in _methods(namespace):
+        print(f"not installed and left out: {', '.join(missing)} ({INSTALL})", file=sys.stderr)
+    done: list[Comparison] = []
+    for method in _methods(namespace):
+        chosen = [i for i in IMPLEMENTATIONS if method in i.methods and i.is_installed()]
+        with _progress(comparison.steps_of(chosen, namespace.rounds)) as on_step:
+            done.append(compare(setting, method, chosen, **_how(namespace), on_step=on_step))
+        _print(namespace, comparison_report(done[-1]))
+        _write(namespace, {"missing": missing, "comparisons": [c.to_dict() for c in done]})
+    if namespace.out is not None:
+        plot_comparisons(done, namespace.out / "training.png")
+
+
+def bench_evaluation(namespace: argparse.Namespace, setting: Setting) -> None:
+    """Compare noise samples in one batch with a loop over them."""
+    cases = [(shot, samples) for shot in _shots(namespace) for samples in SAMPLES]
+    done: list[AdaptationCost] = []
+    with _progress(len(cases) * adaptation.steps_of(namespace.rounds)) as on_step:
+        for shot, samples in cases:
+            size = replace(setting, shot=shot)
+            done.append(measure_adaptation(size, samples, **_how(namespace), on_step=on_step))
+            _write(namespace, {"costs": [cost.to_dict() for cost in done]})
+    _print(namespace, adaptation_report(done))
+    if namespace.out is not None:
+        plot_adaptation(done, namespace.out / "evaluation.png")
+
+
+def bench_growth(namespace: argparse.Namespace, setting: Setting) -> None:
+    """Measure a meta-iteration while one number at a time grows."""
+    cases = [(method, *point) for method in _methods(namespace) for point in points(setting)]
+    known: dict[tuple[Method, Setting], Comparison] = {}  # the setting itself is a point of every parameter
+    done: list[tuple[str, int, Comparison]] = []
+    steps = len({(method, size) for method, _, _, size in cases}) * comparison.steps_of([OURS, PLAIN], namespace.rounds)
+    with _progress(steps) as on_step:
+        for method, parameter, value, size in cases:
+            if (method, size) not in known:
+                known[method, size] = compare(size, method, [OURS, PLAIN], **_how(namespace), on_step=on_step)
+            done.append((parameter, value, known[method, size]))
+            _write(namespace, {"points": [{"parameter": p, "value": v, **c.to_dict()} for p, v, c in done]})
+    _print(namespace, growth_report(done))
+    if namespace.out is not None:
+        plot_growth(done, namespace.out / "growth.png")
+
+
+ACTIONS = {"training": bench_training, "evaluation": bench_evaluation, "growth": bench_growth}
+
+
+def _setting(namespace: argparse.Namespace) -> Setting:
+    """Return the setting asked for, with the sizes that are given anew."""
+    name = namespace.setting or ("omniglot-20way" if namespace.what == "training" else "omniglot-5way")
+    given = {size: getattr(namespace, size) for size in SIZES if getattr(namespace, size) is not None}
+    least = {"way": 2, "steps": 0, "image_size": 16}
+    for size, value in given.items():
+        if value < least.get(size, 1):
+            option = f"--{size.replace('_', '-')}"
+            raise ConfigError(f"{option} is {value}; it must be at least {least.get(size, 1)}")
+    return replace(SETTINGS[name], **given)
+
+
+def _methods(namespace: argparse.Namespace) -> Sequence[Method]:
+    return get_args(Method) if namespace.method == "both" else [namespace.method]
+
+
+def _shots(namespace: argparse.Namespace) -> Sequence[int]:
+    return SHOTS if namespace.shot is None else [namespace.shot]
+
+
+def _how(namespace: argparse.Namespace) -> dict[str, int]:
+    return {"rounds": namespace.rounds, "threads": namespace.threads}
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[OnStep]:
+    """Show what is being done: a bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = [BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=steps, completed=-1)  # a step is reported when it begins
+
+        def on_step(text: str) -> None:
+            progress.update(bar, advance=1, description=text)
+
+        yield on_step
+
+
+def _print(namespace: argparse.Namespace, report: Report) -> None:
+    if namespace.markdown:
+        print(report.for_page())
+    else:
+        Console(highlight=False).print(report.for_terminal())
+
+
+def _write(namespace: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Write what has been measured so far."""
+    if namespace.out is not None:
+        record = {"environment": describe_machine(namespace.threads), **results}
+        write_atomically(namespace.out / f"{namespace.what}.json", json.dumps(record, indent=1) + "\n")
