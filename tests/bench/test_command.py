@@ -40,7 +40,7 @@ def test_a_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.Capt
     (comparison,) = record["comparisons"]
     assert [result["name"] for result in comparison["results"]] == ["metadropout", "plain PyTorch"]
     assert comparison["float64_difference"] < 1e-10
-    assert comparison["float32_difference"] < 0.02
+    assert comparison["float32_difference"] < 0.1
     for result in comparison["results"]:
         assert len(result["seconds"]) == 1
         assert f"| {result['name']} | {result['seconds'][0]:.3f} |" in printed

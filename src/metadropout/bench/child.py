@@ -47,7 +47,10 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, program), daemon=True)
+        # Ctrl-C is the parent's, which then ends its children; one that ignores it from the start prints no traceback.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._process.start()
+        signal.signal(signal.SIGINT, before)
         theirs.close()
 
     def __enter__(self) -> Self:
@@ -119,7 +122,6 @@ class _Server:
 
 def _serve(connection: Connection[Any, Any], program: Program) -> None:
     """Answer questions until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     try:
         server = _Server(program)
         while True:
