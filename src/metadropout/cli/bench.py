@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 import sys
@@ -161,10 +162,10 @@ def _progress(steps: int) -> Iterator[OnStep]:
     console = Console(stderr=True)
     columns = [BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=steps, completed=-1)  # a step is reported when it begins
+        bar, done = progress.add_task("", total=steps), itertools.count()
 
         def on_step(text: str) -> None:
-            progress.update(bar, advance=1, description=text)
+            progress.update(bar, completed=next(done), description=text)
 
         yield on_step
 
