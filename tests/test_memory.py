@@ -7,25 +7,33 @@ import sys
 import pytest
 
 COUNT_FAULTS = """
-import resource, sys, torch
+import resource, sys, threading, torch
 from metadropout.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-torch.ones(16_000_000)
-before = faults()
-for _ in range(5):
-    torch.ones(16_000_000)  # 64 MB, 16,000 pages
-print(faults() - before)
+def count():
+    torch.ones(16_000_000)
+    before = faults()
+    for _ in range(5):
+        torch.ones(16_000_000)  # 64 MB, 16,000 pages
+    print(faults() - before)
+if sys.argv[2] == "main":
+    count()
+else:
+    thread = threading.Thread(target=count)
+    thread.start()
+    thread.join()
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back that way")
-def test_freed_blocks_are_reused_without_page_faults() -> None:
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_freed_blocks_are_reused_without_page_faults(thread: str) -> None:
     def faults(mode: str) -> int:
-        done = subprocess.run([sys.executable, "-c", COUNT_FAULTS, mode], capture_output=True, text=True, check=True)
-        return int(done.stdout)
+        command = [sys.executable, "-c", COUNT_FAULTS, mode, thread]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     assert faults("keep") < 20_000  # at most one block more than the first
     assert faults("default") > 75_000  # all five, page by page
