@@ -81,7 +81,7 @@ def _threads(images: Tensor, parts: int) -> int:
 def _split(parts: int, threads: int, kernel: Callable[..., None], arguments: list[Any]) -> None:
     """Split the work evenly among threads; this one takes the first part."""
     bounds = [parts * k // threads for k in range(threads + 1)]
-    pool = _pool(os.getpid(), threads - 1) if threads > 1 else None
+    pool = _pool(os.getpid()) if threads > 1 else None
     others = [pool.submit(kernel, *bounds[k : k + 2], *arguments) for k in range(1, threads)] if pool else []
     kernel(*bounds[:2], *arguments)
     for other in others:
@@ -89,9 +89,9 @@ def _split(parts: int, threads: int, kernel: Callable[..., None], arguments: lis
 
 
 @functools.lru_cache(maxsize=1)
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Keep threads for this process: a forked one has none of its parent's."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="fused")
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Keep helpers for all threads of this process, started when needed; a forked one has none of its parent's."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="fused")
 
 
 def channels_last(tensor: Tensor) -> Tensor:
