@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 from toys import NETWORKS, make_episode, randomise
 
 import metadropout as md
+
+TINY = {
+    "data": {"name": "glyphs", "train_classes": 12, "validation_classes": 6, "test_classes": 6},
+    "episode": {"way": 3, "query": 2},
+    "network": {"channels": 4},
+    "learner": {"steps": 2},
+    "training": {
+        "iterations": 12,
+        "meta_batch": 2,
+        "checkpoint_every": 3,
+        "log_every": 2,
+        "validate_every": 4,
+        "validation_episodes": 3,
+        "validation_samples": 2,
+    },
+    "machine": {"device": "cpu", "threads": 1},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +58,10 @@ def conv4() -> md.Conv4:
     model = md.Conv4(way=3, in_channels=1, image_size=16, channels=4).double()
     randomise(model)
     return model
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import yaml
-from toys import small_files
+from toys import assert_same_weights, small_files, start, wait_for, weights
 
 import metadropout as md
 from metadropout.checkpoints import latest_checkpoint, read_checkpoint
@@ -25,65 +20,10 @@ from metadropout.cli import main
 from metadropout.data import Episode
 from metadropout.learners import TaskGradient
 from metadropout.metrics import read_metrics
+from metadropout.parallel import Workers
+from metadropout.records import Records
 from metadropout.runs import open_run
 from metadropout.training import TRAINING, _Loop, episode_sampler, open_splits, train
-
-TINY = {
-    "data": {"name": "glyphs", "train_classes": 12, "validation_classes": 6, "test_classes": 6},
-    "episode": {"way": 3, "query": 2},
-    "network": {"channels": 4},
-    "learner": {"steps": 2},
-    "training": {
-        "iterations": 12,
-        "meta_batch": 2,
-        "checkpoint_every": 3,
-        "log_every": 2,
-        "validate_every": 4,
-        "validation_episodes": 3,
-        "validation_samples": 2,
-    },
-    "machine": {"device": "cpu", "threads": 1},
-}
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(TINY))
-    return path
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    path = latest_checkpoint(run / "checkpoints")
-    assert path is not None
-    return read_checkpoint(path)[0]
-
-
-def assert_same_weights(a: Path, b: Path) -> None:
-    first, second = weights(a), weights(b)
-    assert first.keys() == second.keys()
-    for name in first:
-        assert torch.equal(first[name], second[name]), name
-
-
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """Start the command line in a process of its own."""
-    code = "import sys; from metadropout.cli import main; sys.exit(main())"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "the process did not get that far"
-        time.sleep(0.01)
 
 
 def test_a_run_that_is_killed_and_resumed_ends_bit_identical(recipe: Path, tmp_path: Path) -> None:
@@ -188,8 +128,8 @@ def test_the_clip_applies_to_the_mean_over_tasks(recipe: Path, tmp_path: Path) -
     sampler = episode_sampler(run.config, open_splits(run.config), "train", TRAINING)
     optimizer = torch.optim.SGD(learner.parameters(), lr=1.0)
     episodes = (sampler(0, task) for task in range(2))
-    loop = _Loop(run, learner, optimizer, episodes, None, torch.device("cpu"), None, None)  # type: ignore[arg-type]
-    loop.outer_step(0)
+    with Workers(learner, 2) as workers:  # type: ignore[arg-type]
+        _Loop(run, learner, optimizer, episodes, None, workers, Records()).outer_step(0)  # type: ignore[arg-type]
     assert learner.p.tolist() == [-2.0, -3.0, 1.0]
 
 

@@ -1,10 +1,15 @@
-"""Small networks and tasks for tests."""
+"""Small networks and tasks for tests, and the command line in processes of its own."""
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import metadropout as md
+from metadropout.checkpoints import latest_checkpoint, read_checkpoint
 from metadropout.perturbations import PERTURBATIONS, Perturbation
 
 
@@ -90,3 +96,36 @@ def small_files(limit: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    path = latest_checkpoint(run / "checkpoints")
+    assert path is not None
+    return read_checkpoint(path)[0]
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def start(*arguments: str | Path, processes: int = 0) -> subprocess.Popen[str]:
+    """Start the command line in a process of its own, or in several by torchrun."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
+    return subprocess.Popen(
+        [sys.executable, *torchrun, "-m", "metadropout", *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "the process did not get that far"
+        time.sleep(0.01)

@@ -99,7 +99,7 @@ class MachineOptions:
 
     Args:
         device: "auto" takes a GPU where there is one.
-        threads: CPU threads; 0 leaves it to PyTorch.
+        threads: CPU threads of each process: so many tasks run side by side; 0 takes as many as PyTorch would.
     """
 
     device: str = "auto"
@@ -205,16 +205,21 @@ def build_learner(config: Config, image_shape: ImageShape) -> Learner:
     return learner
 
 
-def resolve_device(machine: MachineOptions) -> torch.device:
-    """Return the device to compute on."""
-    if machine.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(machine.device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"machine.device is '{machine.device}', but PyTorch finds {torch.cuda.device_count()} GPUs here; "
-            "use --machine.device auto"
-        )
+def resolve_device(machine: MachineOptions, local_rank: int = 0) -> torch.device:
+    """Return the device to compute on.
+
+    Args:
+        machine: the options.
+        local_rank: number of this process on its machine; each has a GPU of its own.
+    """
+    if machine.device == "cpu" or (machine.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = torch.device(machine.device if ":" in machine.device else f"cuda:{local_rank}")
+    if local_rank not in (0, device.index):
+        raise ConfigError(f"machine.device is '{machine.device}', but each process needs a GPU of its own; use cuda")
+    if device.index >= (found := torch.cuda.device_count()):
+        fix = "start so many processes at most" if local_rank else "use --machine.device auto"
+        raise ConfigError(f"machine.device is '{machine.device}', but PyTorch finds {found} GPUs here; {fix}")
     return device
 
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from metadropout.data import EpisodeSampler, Prefetcher, SavedEpisodes
+from metadropout.data import Episode, EpisodeSampler, Prefetcher, SavedEpisodes
 from metadropout.learners import Learner, accuracy
 from metadropout.noise import SeededNoise
+from metadropout.parallel import Workers
+from metadropout.processes import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ def evaluate(
     episodes: int,
     mc_samples: int | None,
     seed: int,
-    device: torch.device,
-    on_episode: Callable[[float], None] = lambda _: None,
+    threads: int = 1,
+    world: World = ALONE,
+    on_episode: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Adapt to each of many episodes and measure the accuracy on its query images.
 
@@ -55,18 +59,21 @@ def evaluate(
         episodes: how many.
         mc_samples: noise samples per inner step.
         seed: seed of the noise.
-        device: where to compute.
-        on_episode: called with each episode's accuracy, for showing progress.
+        threads: episodes side by side in this process.
+        world: the processes among which the episodes are shared out; all return the same.
+        on_episode: called after each episode of this process, for showing progress.
     """
-    accuracies = []
-    pairs = ((0, number) for number in range(episodes))
-    with Prefetcher(sampler.raw, pairs, pin_memory=device.type == "cuda") as coming:
-        for number, raw in enumerate(coming):
-            episode = raw.to(device)
-            with torch.no_grad():
-                classifier = learner.adapt(
-                    episode.support_x, episode.support_y, mc_samples=mc_samples, generator=SeededNoise(seed, number)
-                )
-                accuracies.append(float(accuracy(classifier(episode.query_x), episode.query_y)))
-            on_episode(accuracies[-1])
-    return Evaluation(accuracies)
+    device = next(learner.parameters()).device
+
+    def test(learner: Learner, item: tuple[int, Episode]) -> Tensor:
+        number, raw = item
+        episode, noise = raw.to(device), SeededNoise(seed, number)
+        with torch.no_grad():
+            classify = learner.adapt(episode.support_x, episode.support_y, mc_samples=mc_samples, generator=noise)
+            return accuracy(classify(episode.query_x), episode.query_y)
+
+    with Workers(learner, episodes, threads=threads, world=world) as workers:
+        pairs = ((0, number) for number in workers.share)
+        with Prefetcher(sampler.raw, pairs, pin_memory=device.type == "cuda") as coming:
+            items = zip(workers.share, coming, strict=True)
+            return Evaluation(workers.run(test, items, width=1, on_result=on_episode).flatten().tolist())

@@ -121,11 +121,18 @@ def locked(run: Run) -> Iterator[None]:
         raise MetadropoutError(f"{run.folder}: another process is training this run; stop it first") from None
 
 
-def record_start(folder: Path) -> None:
-    """Add to `environment.json` with which versions, machine and command the run starts or goes on."""
+def record_start(folder: Path, *, processes: int, threads: int) -> None:
+    """Add to `environment.json` with which versions, machine and command the run starts or goes on.
+
+    Args:
+        folder: the run's folder.
+        processes: how many train it together.
+        threads: of each of them.
+    """
     path = folder / "environment.json"
     starts = json.loads(path.read_text(encoding="utf-8"))["starts"] if path.exists() else []
-    write_atomically(path, json.dumps({"starts": [*starts, environment()]}, indent=1) + "\n")
+    start = {**environment(), "processes": processes, "threads": threads}
+    write_atomically(path, json.dumps({"starts": [*starts, start]}, indent=1) + "\n")
 
 
 def environment() -> dict[str, Any]:
@@ -137,7 +144,6 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "versions": {name: _version(name) for name in packages},
     }

@@ -7,40 +7,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from metadropout.checkpoints import (
-    Progress,
-    checkpoint_path,
-    drop_old_checkpoints,
-    latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from metadropout.checkpoints import Progress, load_checkpoint
 from metadropout.config import Config, build_learner, resolve_device
 from metadropout.data import Episode, EpisodeSampler, Prefetcher, Splits, open_dataset
 from metadropout.errors import DataError, TrainingError
 from metadropout.evaluation import evaluate
-from metadropout.learners import Learner, TaskGradient
-from metadropout.metrics import MetricsLog
+from metadropout.learners import Learner
 from metadropout.noise import SeededNoise, mix_seed
-from metadropout.runs import Run, locked, record_start
+from metadropout.parallel import Workers, on_one_thread, threads_to_use
+from metadropout.processes import ALONE, World
+from metadropout.records import KeptRecords, Records, Watcher
+from metadropout.runs import Run
 
 TRAINING, VALIDATION, TESTING = 0, 1, 2
 """Keys that keep the random numbers of training, validation and testing apart."""
-
-
-class Watcher(Protocol):
-    """Shows a user how training goes."""
-
-    def on_iteration(self, iteration: int, loss: float, accuracy: float) -> None:
-        """Called after each outer step."""
-
-    def on_message(self, text: str) -> None:
-        """Called when something is worth a line of its own."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +38,19 @@ class Result:
     """The signal that stopped the run early; None if it ran to its end."""
 
 
-def train(run: Run, watcher: Watcher) -> Result:
+def train(run: Run, watcher: Watcher, world: World = ALONE) -> Result:
     """Train a run to its end, from its newest checkpoint if it has one; safe to be stopped at any moment.
 
     The run is a function of its configuration: neither stopping and resuming nor anything else changes its weights.
+
+    Args:
+        run: which run.
+        watcher: shows the user how it goes.
+        world: the processes that train it together.
     """
     config = run.config
-    device = resolve_device(config.machine)
-    if config.machine.threads:
-        torch.set_num_threads(config.machine.threads)
+    device = resolve_device(config.machine, world.local_rank)
+    threads = threads_to_use(config.machine.threads)
     splits, learner = open_parts(config)
     sampler = episode_sampler(config, splits, "train", TRAINING)
     validation = episode_sampler(config, splits, "validation", VALIDATION) if splits.validation is not None else None
@@ -68,23 +58,17 @@ def train(run: Run, watcher: Watcher) -> Result:
     # The layout in which convolutions want their weights; the values are the same.
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.Adam(learner.parameters(), lr=config.training.meta_lr)
+    kept = KeptRecords(run, learner, optimizer, watcher, processes=world.size, threads=threads)
 
-    with locked(run), interruptible() as interrupt:
-        for remains in run.checkpoints.glob("*.tmp"):  # of a write that was killed
-            remains.unlink()
-        record_start(run.folder)
-        progress = Progress(0, 0.0)
-        if (checkpoint := latest_checkpoint(run.checkpoints)) is not None:
-            progress = load_checkpoint(checkpoint, learner, optimizer)
-            watcher.on_message(f"resuming after iteration {progress.iteration}")
-        else:
-            save_checkpoint(checkpoint_path(run.checkpoints, 0), learner, optimizer, progress)
-        with MetricsLog(run.folder, from_iteration=progress.iteration) as log:
-            tasks = range(config.training.meta_batch)
-            pairs = ((i, t) for i in range(progress.iteration, config.training.iterations) for t in tasks)
-            ahead = 2 * config.training.meta_batch
+    with interruptible() as interrupt, on_one_thread(), kept if world.is_first else Records() as records:
+        newest = world.from_first(lambda: str(run.latest()))
+        progress = load_checkpoint(Path(newest), learner, optimizer)
+        records.begin(progress)
+        with Workers(learner, config.training.meta_batch, threads=threads, world=world) as workers:
+            pairs = ((i, t) for i in range(progress.iteration, config.training.iterations) for t in workers.share)
+            ahead = 2 * max(1, len(workers.share))
             with Prefetcher(sampler.raw, pairs, depth=ahead, pin_memory=device.type == "cuda") as episodes:
-                loop = _Loop(run, learner, optimizer, episodes, validation, device, log, watcher)
+                loop = _Loop(run, learner, optimizer, episodes, validation, workers, records)
                 return loop.run_from(progress, interrupt)
 
 
@@ -98,13 +82,13 @@ class _Loop:
         optimizer: torch.optim.Optimizer,
         episodes: Iterator[Episode],
         validation: EpisodeSampler | None,
-        device: torch.device,
-        log: MetricsLog,
-        watcher: Watcher,
+        workers: Workers,
+        records: Records,
     ) -> None:
-        # `episodes` gives the tasks of the iterations to come, in order.
+        # `episodes` gives this process' tasks of the iterations to come, in order.
         self.run, self.learner, self.optimizer, self.episodes = run, learner, optimizer, episodes
-        self.validation, self.device, self.log, self.watcher = validation, device, log, watcher
+        self.validation, self.workers, self.records = validation, workers, records
+        self.trained = {name: p for name, p in learner.named_parameters() if p.requires_grad}
 
     def run_from(self, progress: Progress, interrupt: Interrupt) -> Result:
         options = self.run.config.training
@@ -114,49 +98,47 @@ class _Loop:
             loss, accuracy = self.outer_step(iteration)
             done = iteration + 1
             progress = replace(progress, iteration=done, seconds=seconds_before + time.monotonic() - started)
-            self.log.add_training(done, loss, accuracy, options.meta_batch, progress.seconds)
-            self.watcher.on_iteration(done, loss, accuracy)
+            self.records.step(progress, loss, accuracy)
             finished = done == options.iterations
-            if done % options.log_every == 0 or finished:
-                self.log.flush()
             if self.validation is not None and (done % options.validate_every == 0 or finished):
                 progress = self.validate(progress, self.validation)
             overdue = time.monotonic() - last_save > 60 * options.checkpoint_minutes
-            stop = interrupt.received  # read once: a signal may come at any moment
-            if done % options.checkpoint_every == 0 or overdue or finished or stop is not None:
-                self.log.flush()
-                self.save(progress)
+            # Read once, as a signal may come at any moment; and if one process was asked to stop, all stop here.
+            stop = self.workers.world.largest(interrupt.received or 0)
+            if done % options.checkpoint_every == 0 or overdue or finished or stop:
+                self.records.save(progress)
                 last_save = time.monotonic()
-            if stop is not None and not finished:
-                return Result(done, stop)
+            if stop and not finished:
+                return Result(done, signal.Signals(stop))
         return Result(progress.iteration, None)
 
     def outer_step(self, iteration: int) -> tuple[float, float]:
         """Average the gradients of the meta-batch, clip the average element by element, take one Adam step."""
-        options = self.run.config.training
-        tasks = [self.task(iteration, task) for task in range(options.meta_batch)]
-        for name, parameter in self.learner.named_parameters():
-            if parameter.requires_grad:
-                mean = torch.stack([task.gradients[name] for task in tasks]).mean(dim=0)
-                parameter.grad = mean.clamp_(-options.clip, options.clip)
+        clip = self.run.config.training.clip
+        sizes = [parameter.numel() for parameter in self.trained.values()]
+        items = ((iteration, task, episode) for task, episode in zip(self.workers.share, self.episodes, strict=False))
+        results = self.workers.run(self.task, items, width=sum(sizes) + 2)  # (tasks, gradients, loss and accuracy)
+        *gradients, loss, accuracy = torch.split(results.mean(dim=0), [*sizes, 1, 1])
+        for parameter, gradient in zip(self.trained.values(), gradients, strict=True):
+            parameter.grad = torch.empty_like(parameter).copy_(gradient.view_as(parameter)).clamp_(-clip, clip)
         self.optimizer.step()
-        return (
-            float(torch.stack([task.loss for task in tasks]).mean()),
-            float(torch.stack([task.accuracy for task in tasks]).mean()),
-        )
+        return float(loss), float(accuracy)
 
-    def task(self, iteration: int, task: int) -> TaskGradient:
-        episode = next(self.episodes).to(self.device)
+    def task(self, learner: Learner, item: tuple[int, int, Episode]) -> Tensor:
+        """Return one task's gradients, loss and accuracy, one after the other."""
+        iteration, task, episode = item
+        episode = episode.to(next(learner.parameters()).device)
         noise = SeededNoise(self.run.config.seed, TRAINING, iteration, task)
-        result = self.learner.task_gradient(episode, generator=noise)
-        finite = torch.stack([result.loss, *[g.sum() for g in result.gradients.values()]]).isfinite().all()
-        if not finite:
-            cause = self.learner.explain_failure(episode, generator=noise)
+        result = learner.task_gradient(episode, generator=noise)
+        gradients = [result.gradients[name] for name in self.trained]
+        row = torch.cat([values.reshape(-1) for values in (*gradients, result.loss, result.accuracy)])
+        if not row.isfinite().all():
+            cause = learner.explain_failure(episode, generator=noise)
             raise TrainingError(
                 f"iteration {iteration + 1}, task {task + 1}: {cause}. "
-                f"The last good state is kept in {latest_checkpoint(self.run.checkpoints)}"
+                f"The last good state is kept in {self.run.latest()}"
             )
-        return result
+        return row
 
     def validate(self, progress: Progress, sampler: EpisodeSampler) -> Progress:
         options, seed = self.run.config.training, self.run.config.seed
@@ -166,20 +148,14 @@ class _Loop:
             episodes=options.validation_episodes,
             mc_samples=options.validation_samples,
             seed=mix_seed(seed, VALIDATION),
-            device=self.device,
+            threads=self.workers.threads,
+            world=self.workers.world,
         )
-        self.log.add_validation(progress.iteration, result.mean, result.interval)
-        self.watcher.on_message(f"iteration {progress.iteration}: validation accuracy {result}")
-        if progress.best_accuracy is None or result.mean > progress.best_accuracy:
+        best = progress.best_accuracy is None or result.mean > progress.best_accuracy
+        if best:
             progress = replace(progress, best_accuracy=result.mean, best_iteration=progress.iteration)
-            save_checkpoint(self.run.checkpoints / "best.safetensors", self.learner, self.optimizer, progress)
+        self.records.validation(progress, result, best=best)
         return progress
-
-    def save(self, progress: Progress) -> None:
-        save_checkpoint(
-            checkpoint_path(self.run.checkpoints, progress.iteration), self.learner, self.optimizer, progress
-        )
-        drop_old_checkpoints(self.run.checkpoints)
 
 
 @dataclass

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -20,6 +19,8 @@ from metadropout.files import write_atomically
 from metadropout.learners.gradient import TEST_SAMPLES, GradientLearner
 from metadropout.memory import keep_freed_memory
 from metadropout.noise import mix_seed
+from metadropout.parallel import threads_to_use
+from metadropout.processes import ALONE, World, joined
 from metadropout.runs import Run, open_run
 from metadropout.training import TESTING, episode_sampler, open_splits
 
@@ -61,18 +62,21 @@ def run_command(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"--seed is {namespace.seed}; it must be 0 or more")
     if odd := [name for name in namespace.overrides if not name.startswith(("machine.", "data.directory"))]:
         raise ConfigError(f"--{odd[0]} cannot change here: evaluate takes --machine options and --data.directory only")
-    run = open_run(namespace.folder)
-    run = Run(run.folder, parse_config(run.config.to_dict(), namespace.overrides))
-    result = evaluate_run(
-        run,
-        episodes=namespace.episodes,
-        mc_samples=namespace.mc_samples,
-        split=namespace.split,
-        state=namespace.state,
-        seed=namespace.seed,
-        episode_list=namespace.episode_list,
-    )
-    print(f"{run.folder.name}: {result} on {namespace.episodes} episodes of {namespace.split} classes")
+    with joined() as world:
+        run = open_run(namespace.folder)
+        run = Run(run.folder, parse_config(run.config.to_dict(), namespace.overrides))
+        result = evaluate_run(
+            run,
+            episodes=namespace.episodes,
+            mc_samples=namespace.mc_samples,
+            split=namespace.split,
+            state=namespace.state,
+            seed=namespace.seed,
+            episode_list=namespace.episode_list,
+            world=world,
+        )
+        if world.is_first:
+            print(f"{run.folder.name}: {result} on {namespace.episodes} episodes of {namespace.split} classes")
     return 0
 
 
@@ -85,32 +89,34 @@ def evaluate_run(
     state: str = "last",
     seed: int = 0,
     episode_list: Path | None = None,
+    world: World = ALONE,
 ) -> Evaluation:
-    """Evaluate a run with a progress bar and write the result into its folder."""
+    """Evaluate a run with a progress bar and write the result into its folder; the first process does both."""
     keep_freed_memory()
     config = run.config
-    if config.machine.threads:
-        torch.set_num_threads(config.machine.threads)
-    device = resolve_device(config.machine)
+    device = resolve_device(config.machine, world.local_rank)
     splits = open_splits(config)
     sampler = episode_sampler(config, splits, split, TESTING, seed)
-    source = sampler if episode_list is None else _listed(episode_list, sampler, episodes)
+    source = sampler if episode_list is None else _listed(episode_list, sampler, episodes, world)
     learner = build_learner(config, splits.train.image_shape).to(device)
     checkpoint = run.state(state)
     progress = load_checkpoint(checkpoint, learner)
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=not world.is_first)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"evaluating {run.folder.name}", total=episodes)
+        task = bar.add_task(f"evaluating {run.folder.name}", total=len(world.share(episodes)))
         result = evaluate(
             learner,
             source,
             episodes=episodes,
             mc_samples=mc_samples,
             seed=mix_seed(seed, TESTING),
-            device=device,
-            on_episode=lambda _: bar.advance(task),
+            threads=threads_to_use(config.machine.threads),
+            world=world,
+            on_episode=lambda: bar.advance(task),
         )
+    if not world.is_first:
+        return result
     record = {
         "mean": result.mean,
         "interval_95": result.interval,
@@ -131,10 +137,11 @@ def evaluate_run(
     return result
 
 
-def _listed(path: Path, sampler: EpisodeSampler, episodes: int) -> SavedEpisodes:
+def _listed(path: Path, sampler: EpisodeSampler, episodes: int, world: World) -> SavedEpisodes:
     """Open a list of episodes, after writing the drawn ones to it if it is not there."""
-    if not path.exists():
+    if world.is_first and not path.exists():
         save_episodes(path, sampler, episodes)
+    world.wait()
     listed = load_episodes(path, sampler.images)
     if (listed.way, listed.shot, listed.query) != (sampler.way, sampler.shot, sampler.query):
         raise DataError(

@@ -19,11 +19,12 @@ class TrainingDisplay:
         name: what is being trained.
         iterations: outer steps in all.
         tasks_per_iteration: the meta-batch.
+        quiet: whether to show nothing.
     """
 
-    def __init__(self, name: str, iterations: int, tasks_per_iteration: int) -> None:
+    def __init__(self, name: str, iterations: int, tasks_per_iteration: int, *, quiet: bool = False) -> None:
         self._iterations, self._tasks = iterations, tasks_per_iteration
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, quiet=quiet)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from metadropout.checkpoints import iteration_of, latest_checkpoint
 from metadropout.cli.progress import TrainingDisplay
 from metadropout.config import Config, parse_config
-from metadropout.errors import ConfigError
+from metadropout.errors import ConfigError, TrainingError
 from metadropout.memory import keep_freed_memory
 from metadropout.plots import plot_curves
+from metadropout.processes import ALONE, ProcessLostError, World, joined
 from metadropout.recipes import load_recipe
 from metadropout.runs import Run, create_run, locked, open_run, write_config
 from metadropout.training import Result, open_parts, train
@@ -34,6 +36,8 @@ EPILOG = """\
 Every option of the recipe can be changed: --SECTION.OPTION VALUE, for example
   metadropout train omniglot-20way-1shot-metadropout --out runs/a --training.meta_batch 4 --seed 1
 'metadropout options' lists them all. Ctrl-C saves and stops; --resume goes on, to the same weights bit for bit.
+The tasks of a meta-batch run side by side in --machine.threads threads, and in any number of processes:
+  torchrun --nproc-per-node 2 -m metadropout train RECIPE --out RUN
 """
 
 
@@ -56,7 +60,25 @@ def register(commands: Any) -> None:
 
 
 def run_command(namespace: argparse.Namespace) -> int:
-    """Train, and return the exit status."""
+    """Train, alone or as one of the processes that torchrun has started, and return the exit status."""
+    with joined() as world:
+        result = train_and_show(made_by_first(world, lambda: make_or_reopen(namespace)), world)
+    return 0 if result.stopped_by is None else 128 + result.stopped_by
+
+
+def made_by_first(world: World, make: Callable[[], Run]) -> Run:
+    """Let the first process make a run and its folder, and return it in all."""
+
+    def as_text() -> str:
+        run = make()
+        return json.dumps({"folder": str(run.folder), "config": run.config.to_dict()})
+
+    run = json.loads(world.from_first(as_text))
+    return Run(Path(run["folder"]), parse_config(run["config"]))
+
+
+def make_or_reopen(namespace: argparse.Namespace) -> Run:
+    """Make the run that the command line asks for, or open it to go on."""
     overrides = dict(namespace.overrides)
     if namespace.seed is not None:
         overrides["seed"] = namespace.seed
@@ -65,15 +87,12 @@ def run_command(namespace: argparse.Namespace) -> int:
     if namespace.resume is not None:
         if namespace.recipe or namespace.out:
             raise ConfigError("--resume takes the recipe and the folder from the run: give neither RECIPE nor --out")
-        run = reopen(namespace.resume, overrides)
-    else:
-        if not namespace.recipe or namespace.out is None:
-            raise ConfigError("give a RECIPE and --out RUN for a new run, or --resume RUN for an old one")
-        config = with_absolute_paths(load_recipe(namespace.recipe, overrides))
-        open_parts(config)  # before there is a folder: a mistake leaves nothing behind
-        run = create_run(namespace.out, config)
-    result = train_and_show(run)
-    return 0 if result.stopped_by is None else 128 + result.stopped_by
+        return reopen(namespace.resume, overrides)
+    if not namespace.recipe or namespace.out is None:
+        raise ConfigError("give a RECIPE and --out RUN for a new run, or --resume RUN for an old one")
+    config = with_absolute_paths(load_recipe(namespace.recipe, overrides))
+    open_parts(config)  # before there is a folder: a mistake leaves nothing behind
+    return create_run(namespace.out, config)
 
 
 def reopen(folder: Path, overrides: Mapping[str, Any]) -> Run:
@@ -101,12 +120,20 @@ def with_absolute_paths(config: Config) -> Config:
     return replace(config, data={**config.data, "directory": str(Path(directory).expanduser().resolve())})
 
 
-def train_and_show(run: Run) -> Result:
-    """Train a run to its end with a live display, and plot its learning curves."""
+def train_and_show(run: Run, world: World = ALONE) -> Result:
+    """Train a run to its end with a live display, and plot its learning curves; the first process does the showing."""
     keep_freed_memory()
-    config: Config = run.config
-    with TrainingDisplay(run.folder.name, config.training.iterations, config.training.meta_batch) as display:
-        result = train(run, display)
+    options = run.config.training
+    with TrainingDisplay(run.folder.name, options.iterations, options.meta_batch, quiet=not world.is_first) as display:
+        try:
+            result = train(run, display, world)
+        except ProcessLostError as error:
+            raise TrainingError(
+                f"{error}. The last checkpoint is kept; go on, with any number of processes, "
+                f"with: metadropout train --resume {run.folder}"
+            ) from None
+    if not world.is_first:
+        return result
     try:
         plotted = plot_curves(run)
     except OSError as error:
