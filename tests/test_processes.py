@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import assert_same_weights, start, wait_for
+from toys import assert_same_weights, finish, start, wait_for
 
 from metadropout.checkpoints import latest_checkpoint
 from metadropout.cli import main
@@ -19,9 +19,6 @@ from metadropout.errors import ConfigError
 from metadropout.metrics import read_metrics
 from metadropout.processes import ALONE, World, joined
 from metadropout.runs import open_run
-
-SECONDS = 150
-"""More than any of these runs needs on a busy machine; a process that hangs waits for longer."""
 
 
 def workers_of(torchrun: subprocess.Popen[str]) -> list[int]:
@@ -38,7 +35,7 @@ def test_two_processes_with_three_tasks_give_the_run_of_one_process(recipe: Path
     alone, together = tmp_path / "alone", tmp_path / "together"
     options = ["--training.iterations", "5", "--training.meta_batch", "3"]
     assert main(["train", str(recipe), "--out", str(alone), *options]) == 0
-    out, err = start("train", recipe, "--out", together, *options, processes=2).communicate(timeout=SECONDS)
+    out, err = finish(start("train", recipe, "--out", together, *options, processes=2))
     assert out.count("trained to iteration 5") == 1, err
     assert err.count("iteration 4: validation accuracy") == 1
     assert_same_weights(alone, together)
@@ -65,7 +62,7 @@ def test_after_one_process_is_killed_all_end_with_one_message_and_one_process_ca
     process = start("train", recipe, "--out", run, *options, processes=2)
     wait_for(lambda: len(read_metrics(run / "metrics.jsonl")) >= 2, process)
     os.kill(workers_of(process)[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=SECONDS)
+    _, err = finish(process)
     assert process.returncode != 0
     (message,) = messages(err)
     assert "another process of this run has ended or cannot be reached" in message
@@ -83,7 +80,7 @@ def test_a_signal_to_torchrun_saves_and_stops_and_more_processes_than_tasks_can_
     process = start("train", recipe, "--out", run, "--training.iterations", "100000", processes=2)
     wait_for(lambda: len(read_metrics(run / "metrics.jsonl")) >= 2, process)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=SECONDS)
+    out, err = finish(process)
     assert process.returncode != 0
     assert messages(err) == []
     assert out.count("stopped by SIGTERM after iteration") == 1, err
@@ -91,7 +88,7 @@ def test_a_signal_to_torchrun_saves_and_stops_and_more_processes_than_tasks_can_
     assert f"{iteration:08d}" in str(latest_checkpoint(run / "checkpoints"))
 
     more = str(iteration + 2)
-    _, err = start("train", "--resume", run, "--training.iterations", more, processes=3).communicate(timeout=SECONDS)
+    _, err = finish(start("train", "--resume", run, "--training.iterations", more, processes=3))
     assert f"resuming after iteration {iteration}" in err
     whole = tmp_path / "whole"
     assert main(["train", str(recipe), "--out", str(whole), "--training.iterations", more]) == 0
@@ -104,7 +101,7 @@ def test_an_error_in_any_process_gives_one_message_and_ends_all(recipe: Path, tm
     options = ["--learner.inner_lr", "1e38", "--perturbation.name", "none"]
     for expected in ("lower learner.inner_lr", "holds a run already"):
         process = start("train", recipe, "--out", run, *options, processes=2)
-        out, err = process.communicate(timeout=SECONDS)
+        out, err = finish(process)
         assert process.returncode != 0
         assert out == ""
         (message,) = messages(err)
@@ -119,7 +116,7 @@ def test_processes_evaluate_together(recipe: Path, tmp_path: Path) -> None:
     assert main(arguments) == 0
     alone = json.loads((run / "evaluation-test.json").read_text())
     episodes = tmp_path / "episodes.json"  # does not exist: one process writes it, both read it
-    out, err = start(*arguments, "--episode-list", episodes, processes=2).communicate(timeout=SECONDS)
+    out, err = finish(start(*arguments, "--episode-list", episodes, processes=2))
     assert out.count("on 5 episodes of test classes") == 1, err
     assert json.loads((run / "evaluation-test.json").read_text()) == {**alone, "episode_list": str(episodes)}
 

@@ -123,9 +123,20 @@ def start(*arguments: str | Path, processes: int = 0) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "the process did not get that far"
+        if time.monotonic() > end:
+            process.terminate()
+            raise AssertionError("the process did not get that far", process.communicate())
         time.sleep(0.01)
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 240) -> tuple[str, str]:
+    """Wait for a process to end and return what it wrote; one that hangs is stopped, with its children."""
+    try:
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise AssertionError("the process did not end", process.communicate()) from None
