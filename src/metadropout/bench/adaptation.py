@@ -52,11 +52,14 @@ def prepare(problem: Problem, samples: int, one_by_one: bool) -> Work:
     return adapt_and_classify
 
 
-def measure_adaptation(setting: Setting, samples: int, *, rounds: int, threads: int, on_step: OnStep) -> AdaptationCost:
-    """Check that both ways give the same logits, and measure them by turns; `steps_of(rounds)` steps."""
+def measure_adaptation(setting: Setting, samples: int, *, rounds: int, on_step: OnStep) -> AdaptationCost:
+    """Check that both ways give the same logits, and measure them by turns; `steps_of(rounds)` steps.
+
+    On one thread, as `metadropout evaluate` runs as many tasks side by side as there are threads.
+    """
     setting = replace(setting, meta_batch=1)
     programs = [
-        Program(f"{name}, {setting.shot}-shot, {samples} samples", __name__, (samples, one_by_one), True, threads)
+        Program(f"{name}, {setting.shot}-shot, {samples} samples", __name__, (samples, one_by_one), True, threads=1)
         for name, one_by_one in (("one batch", False), ("loop", True))
     ]
     exact = Problem(setting, "metadropout", torch.float64)

@@ -105,7 +105,7 @@ def bench_evaluation(namespace: argparse.Namespace, setting: Setting) -> None:
     with _progress(len(cases) * adaptation.steps_of(namespace.rounds)) as on_step:
         for shot, samples in cases:
             size = replace(setting, shot=shot)
-            done.append(measure_adaptation(size, samples, **_how(namespace), on_step=on_step))
+            done.append(measure_adaptation(size, samples, rounds=namespace.rounds, on_step=on_step))
             _write(namespace, {"costs": [cost.to_dict() for cost in done]})
     _print(namespace, adaptation_report(done))
     if namespace.out is not None:
