@@ -7,10 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from metadropout.checkpoints import load_checkpoint
+from metadropout.cli.progress import CountDisplay
 from metadropout.config import build_learner, parse_config, resolve_device
 from metadropout.data import EpisodeSampler, SavedEpisodes, load_episodes, save_episodes
 from metadropout.errors import ConfigError, DataError, MetadropoutError
@@ -101,10 +99,8 @@ def evaluate_run(
     learner = build_learner(config, splits.train.image_shape).to(device)
     checkpoint = run.state(state)
     progress = load_checkpoint(checkpoint, learner)
-    console = Console(stderr=True, quiet=not world.is_first)
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"evaluating {run.folder.name}", total=len(world.share(episodes)))
+    count = len(world.share(episodes))
+    with CountDisplay(f"evaluating {run.folder.name}", count, quiet=not world.is_first) as display:
         result = evaluate(
             learner,
             source,
@@ -113,7 +109,7 @@ def evaluate_run(
             seed=mix_seed(seed, TESTING),
             threads=threads_to_use(config.machine.threads),
             world=world,
-            on_episode=lambda: bar.advance(task),
+            on_episode=display.advance,
         )
     if not world.is_first:
         return result

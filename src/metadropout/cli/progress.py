@@ -7,7 +7,7 @@ from collections import deque
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -63,11 +63,52 @@ class TrainingDisplay:
         steps = list(self._recent)
         n = len(steps) - 1
         per_iteration = (steps[-1][0] - steps[0][0]) / n
-        left = time.strftime("%H:%M:%S", time.gmtime(per_iteration * (self._iterations - iteration)))
-        days = int(per_iteration * (self._iterations - iteration) // 86400)
+        left = _duration(per_iteration * (self._iterations - iteration))
         loss = sum(s[1] for s in steps[-n:]) / n
         accuracy = sum(s[2] for s in steps[-n:]) / n
         return (
-            f"loss {loss:.3f}  accuracy {100 * accuracy:.1f} %  {self._tasks / per_iteration:.1f} tasks/s  "
-            f"left {f'{days} d ' if days else ''}{left}"
+            f"loss {loss:.3f}  accuracy {100 * accuracy:.1f} %  {self._tasks / per_iteration:.1f} tasks/s  left {left}"
         )
+
+
+class CountDisplay:
+    """Shows how many of a number of things are done, and the time left.
+
+    Args:
+        name: what is being done.
+        total: how many.
+        quiet: whether to show nothing.
+    """
+
+    def __init__(self, name: str, total: int, *, quiet: bool = False) -> None:
+        self._name, self._total, self._done = name, total, 0
+        self._console = Console(stderr=True, quiet=quiet)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        )
+        self._bar = self._progress.add_task(name, total=total)
+        self._started = self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self) -> None:
+        """Show that one more is done."""
+        self._done += 1
+        self._progress.advance(self._bar)
+        now = time.monotonic()
+        if now - self._last_line > SECONDS_BETWEEN_LINES and not self._console.is_terminal:
+            left = (now - self._started) / self._done * (self._total - self._done)
+            self._console.print(f"{self._name}: {self._done}/{self._total}  left {_duration(left)}", highlight=False)
+            self._last_line = now
+
+
+def _duration(seconds: float) -> str:
+    """Write a time as 3 d 04:05:06."""
+    days, rest = divmod(int(seconds), 86400)
+    return f"{f'{days} d ' if days else ''}{time.strftime('%H:%M:%S', time.gmtime(rest))}"
