@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import metadropout as md
-from metadropout.config import AXES, PLAIN_SECTIONS, build_learner, load_config, parse_config
+from metadropout.config import AXES, PLAIN_SECTIONS, batches_tasks, build_learner, load_config, parse_config
 from metadropout.data import ImageShape
 from metadropout.options import options_of
 
@@ -102,3 +102,11 @@ def test_every_option_has_a_help_text(section: str) -> None:
     parts = AXES[section].values() if section in AXES else [PLAIN_SECTIONS[section]]
     missing = [f"{part.__name__}.{o.name}" for part in parts for o in options_of(part) if not o.help]
     assert missing == []
+
+
+def test_tasks_are_batched_on_a_gpu_unless_told_otherwise() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    expected = {"auto": (False, True), "loop": (False, False), "batched": (True, True)}
+    for choice, (on_cpu, on_gpu) in expected.items():
+        machine = parse_config({"machine": {"tasks": choice}}).machine
+        assert (batches_tasks(machine, cpu), batches_tasks(machine, gpu)) == (on_cpu, on_gpu)

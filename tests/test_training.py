@@ -124,6 +124,8 @@ def test_the_clip_applies_to_the_mean_over_tasks(recipe: Path, tmp_path: Path) -
         def task_gradient(self, episode: Episode, *, generator: object) -> TaskGradient:
             return TaskGradient({"p": self.calls.pop(0)}, torch.zeros(()), torch.zeros(()))
 
+        task_gradients = md.Learner.task_gradients
+
     learner = Fake()
     sampler = episode_sampler(run.config, open_splits(run.config), "train", TRAINING)
     optimizer = torch.optim.SGD(learner.parameters(), lr=1.0)
@@ -319,3 +321,21 @@ def test_steps_may_be_recomputed_from_the_start_or_after_resuming(recipe: Path, 
     assert losses(recomputed) == pytest.approx(losses(kept), rel=1e-4)
     assert main(["train", "--resume", str(kept), "--training.iterations", "3", "--checkpoint-steps"]) == 0
     assert open_run(kept).config.learner["checkpoint_steps"] is True
+
+
+def test_tasks_may_be_batched(recipe: Path, tmp_path: Path) -> None:
+    options = ["--training.iterations", "2", "--training.log_every", "1", "--machine.tasks"]
+    with patch.object(torch, "vmap", side_effect=torch.vmap) as vmap:
+        assert main(["train", str(recipe), "--out", str(tmp_path / "loop"), *options, "auto"]) == 0
+        assert not vmap.called  # on the CPU
+        assert main(["train", str(recipe), "--out", str(tmp_path / "batched"), *options, "batched"]) == 0
+        assert vmap.called
+    assert losses(tmp_path / "batched") == pytest.approx(losses(tmp_path / "loop"), rel=1e-4)
+
+
+def test_a_diverging_task_is_named_in_a_batch_too(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--learner.inner_lr", "inf", "--machine.tasks", "batched"]
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run"), *options]) == 1
+    assert "iteration 1, task 1: the inner loop diverged" in capsys.readouterr().err

@@ -100,10 +100,13 @@ class MachineOptions:
     Args:
         device: "auto" takes a GPU where there is one.
         threads: CPU threads of each process: so many tasks run side by side; 0 takes as many as PyTorch would.
+        tasks: how a process computes its tasks of a meta-batch: each by itself ("loop"), or all as one batched pass
+            ("batched"); "auto" is batched on a GPU.
     """
 
     device: str = "auto"
     threads: int = 0
+    tasks: Literal["auto", "loop", "batched"] = "auto"
 
     def __post_init__(self) -> None:
         _require(self.threads >= 0, "machine.threads", self.threads, "0 or more")
@@ -221,6 +224,11 @@ def resolve_device(machine: MachineOptions, local_rank: int = 0) -> torch.device
         fix = "start so many processes at most" if local_rank else "use --machine.device auto"
         raise ConfigError(f"machine.device is '{machine.device}', but PyTorch finds {found} GPUs here; {fix}")
     return device
+
+
+def batches_tasks(machine: MachineOptions, device: torch.device) -> bool:
+    """Return whether the tasks of a meta-batch are to be computed as one batched pass."""
+    return machine.tasks == "batched" or (machine.tasks == "auto" and device.type == "cuda")
 
 
 def _build(axis: str, section: Mapping[str, Any]) -> Callable[..., Any]:

@@ -68,7 +68,8 @@ class Workers:
         """Do all tasks once and return their results, the same in every process.
 
         Args:
-            do: does a task and returns its result, a vector; must not change the learner.
+            do: does a task and returns its result, a vector, or several tasks and returns one below the other; must
+                not change the learner.
             items: what this process' tasks are made of, in the order of `share`; taken when they are needed.
             width: length of the results.
             on_result: called after each task of this process, in this thread.
@@ -77,7 +78,8 @@ class Workers:
             Shape (count, width).
         """
         rows = self._like.new_zeros(self.world.largest_share(self._count), width)
-        for row, result in zip(rows, self._results(do, items), strict=False):  # the rest of the rows stays empty
+        results = (row for result in self._results(do, items) for row in result.view(-1, width))
+        for row, result in zip(rows, results, strict=False):  # the rest of the rows stays empty
             row.copy_(result)
             on_result()
         return self.world.gather(rows, self._count)

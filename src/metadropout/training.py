@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from metadropout.checkpoints import Progress, load_checkpoint
-from metadropout.config import Config, build_learner, resolve_device
+from metadropout.config import Config, batches_tasks, build_learner, resolve_device
 from metadropout.data import Episode, EpisodeSampler, Prefetcher, Splits, open_dataset
 from metadropout.errors import DataError, TrainingError
 from metadropout.evaluation import evaluate
@@ -72,6 +73,14 @@ def train(run: Run, watcher: Watcher, world: World = ALONE) -> Result:
                 return loop.run_from(progress, interrupt)
 
 
+class _Task(NamedTuple):
+    """A task of the outer loop."""
+
+    iteration: int
+    number: int
+    episode: Episode
+
+
 class _Loop:
     """The outer loop with everything it needs at hand."""
 
@@ -116,29 +125,34 @@ class _Loop:
         """Average the gradients of the meta-batch, clip the average element by element, take one Adam step."""
         clip = self.run.config.training.clip
         sizes = [parameter.numel() for parameter in self.trained.values()]
-        items = ((iteration, task, episode) for task, episode in zip(self.workers.share, self.episodes, strict=False))
-        results = self.workers.run(self.task, items, width=sum(sizes) + 2)  # (tasks, gradients, loss and accuracy)
+        pairs = zip(self.workers.share, self.episodes, strict=False)
+        items = (_Task(iteration, task, episode) for task, episode in pairs)
+        together = batches_tasks(self.run.config.machine, next(self.learner.parameters()).device)
+        groups = [list(items)] if together and self.workers.share else ([item] for item in items)
+        results = self.workers.run(self.tasks, groups, width=sum(sizes) + 2)  # (tasks, gradients, loss and accuracy)
         *gradients, loss, accuracy = torch.split(results.mean(dim=0), [*sizes, 1, 1])
         for parameter, gradient in zip(self.trained.values(), gradients, strict=True):
             parameter.grad = torch.empty_like(parameter).copy_(gradient.view_as(parameter)).clamp_(-clip, clip)
         self.optimizer.step()
         return float(loss), float(accuracy)
 
-    def task(self, learner: Learner, item: tuple[int, int, Episode]) -> Tensor:
-        """Return one task's gradients, loss and accuracy, one after the other."""
-        iteration, task, episode = item
-        episode = episode.to(next(learner.parameters()).device)
-        noise = SeededNoise(self.run.config.seed, TRAINING, iteration, task)
-        result = learner.task_gradient(episode, generator=noise)
-        gradients = [result.gradients[name] for name in self.trained]
-        row = torch.cat([values.reshape(-1) for values in (*gradients, result.loss, result.accuracy)])
-        if not row.isfinite().all():
-            cause = learner.explain_failure(episode, generator=noise)
-            raise TrainingError(
-                f"iteration {iteration + 1}, task {task + 1}: {cause}. "
-                f"The last good state is kept in {self.run.latest()}"
-            )
-        return row
+    def tasks(self, learner: Learner, tasks: Sequence[_Task]) -> Tensor:
+        """Return each task's gradients, loss and accuracy, one after the other: shape (tasks, width)."""
+        device = next(learner.parameters()).device
+        episodes = [task.episode.to(device) for task in tasks]
+        noises = [SeededNoise(self.run.config.seed, TRAINING, task.iteration, task.number) for task in tasks]
+        rows = []
+        for result in learner.task_gradients(episodes, noises):
+            gradients = [result.gradients[name] for name in self.trained]
+            rows.append(torch.cat([values.reshape(-1) for values in (*gradients, result.loss, result.accuracy)]))
+        for task, episode, noise, row in zip(tasks, episodes, noises, rows, strict=True):
+            if not row.isfinite().all():
+                cause = learner.explain_failure(episode, generator=noise)
+                raise TrainingError(
+                    f"iteration {task.iteration + 1}, task {task.number + 1}: {cause}. "
+                    f"The last good state is kept in {self.run.latest()}"
+                )
+        return torch.stack(rows)
 
     def validate(self, progress: Progress, sampler: EpisodeSampler) -> Progress:
         options, seed = self.run.config.training, self.run.config.seed
