@@ -9,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from metadropout.attacks import Norm, ascent_direction, project, projected_gradient_descent
+from metadropout.attacks import (
+    NORMS,
+    Norm,
+    ascent_direction,
+    project,
+    projected_gradient_descent,
+    random_movement,
+    strongest_attack,
+)
 
-NORMS: list[Norm] = ["l1", "l2", "linf"]
 ORDER = {"l1": 1, "l2": 2, "linf": float("inf")}
 
 
@@ -100,7 +107,96 @@ def test_attack_stays_inside_its_ball_and_the_image_range_and_raises_the_loss(no
     assert loss(moved) > loss(x) + 0.05
 
 
-def test_an_l1_step_has_length_one_and_leaves_stuck_coordinates_alone() -> None:
-    gradient = torch.tensor([[3.0, -5.0, 1.0]])
-    images = torch.tensor([[0.5, 0.0, 0.5]])  # the second cannot fall any further
-    assert ascent_direction(gradient, images, "l1").tolist() == [[1.0, 0.0, 0.0]]
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_step_has_length_one_and_leaves_stuck_coordinates_alone(norm: Norm) -> None:
+    gradient = torch.tensor([[4.0, -5.0, 3.0, 2.0]])
+    images = torch.tensor([[0.5, 0.0, 0.5, 1.0]])  # the second cannot fall any further, the last not rise
+    expected = {"l1": [1.0, 0.0, 0.0, 0.0], "l2": [0.8, 0.0, 0.6, 0.0], "linf": [1.0, 0.0, 1.0, 0.0]}
+    torch.testing.assert_close(ascent_direction(gradient, images, norm), torch.tensor([expected[norm]]))
+
+
+@pytest.fixture
+def linear() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Images, labels that a linear classifier gets right, and its weights."""
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(3, 20, generator=g, dtype=torch.float64)
+    x = 0.25 + 0.5 * torch.rand(9, 20, generator=g, dtype=torch.float64)
+    return x, (x @ weight.T).argmax(dim=1), weight
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_random_movements_fill_the_ball_and_follow_the_seed(norm: Norm) -> None:
+    x = torch.zeros(4000, 2)
+    moved = random_movement(x, norm, 3.0, torch.Generator().manual_seed(0))
+    again = random_movement(x, norm, 3.0, torch.Generator().manual_seed(0))
+    assert torch.equal(moved, again)
+    sizes = torch.linalg.vector_norm(moved, ORDER[norm], dim=1)
+    assert sizes.max() <= 3.0 * (1 + 1e-6)
+    # In two dimensions a quarter of a ball lies within half its radius, and each quadrant holds a quarter.
+    assert (sizes < 1.5).float().mean() == pytest.approx(0.25, abs=0.03)
+    assert ((moved[:, 0] > 0) & (moved[:, 1] > 0)).float().mean() == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("jointly", [True, False])
+@pytest.mark.parametrize("norm", NORMS)
+def test_attack_does_nothing_at_radius_zero_and_fools_all_at_a_huge_one(
+    norm: Norm, jointly: bool, linear: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> None:
+    x, y, weight = linear
+    start = random_movement(x, norm, 1.0, torch.Generator().manual_seed(0))
+    accuracies = []
+    for radius in (0.0, 100.0):
+        result = strongest_attack(
+            lambda z: z @ weight.T, x, y, norm=norm, radius=radius, steps=40, starts=[start], jointly=jointly
+        )
+        assert torch.linalg.vector_norm(result.moved, ORDER[norm], dim=1).max() <= radius * (1 + 1e-9)
+        accuracies.append(result.accuracy)
+    assert accuracies == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_an_attack_cannot_be_weaker_than_its_start(
+    norm: Norm, linear: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> None:
+    """Its steps lead back to where the classifier is right: the gradient has the wrong sign."""
+    x, y, weight = linear
+    good = strongest_attack(
+        lambda z: z @ weight.T, x, y, norm=norm, radius=50.0, steps=40, starts=[torch.zeros_like(x)], jointly=True
+    )
+
+    def misleading(z: torch.Tensor) -> torch.Tensor:
+        turned = 2 * z.detach() - z  # the same values, the opposite gradient
+        return turned @ weight.T
+
+    kept = strongest_attack(misleading, x, y, norm=norm, radius=60.0, steps=5, starts=[good.moved], jointly=True)
+    assert kept.accuracy == good.accuracy == 0.0
+    path = projected_gradient_descent(misleading, x, y, norm=norm, radius=60.0, steps=40, start=good.moved)
+    assert ((path @ weight.T).argmax(dim=1) == y).any()  # where the last step would have ended
+
+
+def test_a_batch_whose_images_depend_on_each_other_is_kept_as_a_whole_and_others_image_by_image() -> None:
+    """Each start fools another image; only images that do not depend on each other can take the best of both."""
+    x, y = torch.full((2, 1), 0.5), torch.tensor([0, 0])
+
+    def classify(z: torch.Tensor) -> torch.Tensor:
+        return torch.cat([0.6 - z, torch.zeros_like(z)], dim=1)  # right below 0.6
+
+    starts = [torch.tensor([[0.3], [0.0]]), torch.tensor([[0.0], [0.4]])]
+    results = [
+        strongest_attack(
+            # Without gradient no step moves anything: what counts are the starts.
+            lambda z: classify(z.detach()) + 0 * z,
+            x,
+            y,
+            norm="linf",
+            radius=0.5,
+            steps=1,
+            starts=starts,
+            jointly=jointly,
+        )
+        for jointly in (True, False)
+    ]
+    assert results[0].accuracy == 0.5
+    torch.testing.assert_close(results[0].moved, starts[1])  # the same accuracy, a larger loss
+    assert results[1].accuracy == 0.0
+    torch.testing.assert_close(results[1].moved, torch.tensor([[0.3], [0.4]]))

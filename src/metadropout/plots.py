@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from metadropout.attacks import Norm
 from metadropout.evaluation import Evaluation
 from metadropout.metrics import read_metrics
+from metadropout.robustness import Curves
 from metadropout.runs import Run
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito's, told apart by colour-blind readers
+# Okabe and Ito's, told apart by colour-blind readers; without yellow, which is hard to see on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vP*X<>hp"
+LINES = ("-", "--", ":")
+
+NORM_NAMES: dict[Norm, str] = {"l1": "ℓ1", "l2": "ℓ2", "linf": "ℓ∞"}
 
 
 def plot_curves(run: Run) -> Path | None:
@@ -72,6 +79,75 @@ def plot_accuracies(results: Mapping[str, Evaluation], path: Path, title: str) -
     save_figure(figure, path)
     plt.close(figure)
     return path
+
+
+def robustness_figure(results: Mapping[str, Curves]) -> tuple[list[dict[str, Any]], Any]:
+    """Draw the accuracies of several runs under attack over the radius: one panel per norm, all runs in each.
+
+    Above each panel its left end, the clean accuracies, is magnified. Runs are drawn side by side, a little off their
+    radius, so that their intervals do not cover each other.
+
+    Args:
+        results: by the run's name, by norm, by radius.
+
+    Returns:
+        The numbers that are drawn, and matplotlib's figure: None where matplotlib is not installed.
+    """
+    rows = [
+        {
+            "run": name,
+            "norm": norm,
+            "radius": radius,
+            "mean": result.mean,
+            "interval_95": result.interval,
+            "episodes": len(result.accuracies),
+        }
+        for name, curves in results.items()
+        for norm, curve in curves.items()
+        for radius, result in curve.items()
+    ]
+    if (plt := pyplot()) is None:
+        return rows, None
+    norms = list(next(iter(results.values())))
+    size = (1 + 3.6 * len(norms), 5 + 0.12 * len(results))
+    figure, axes = plt.subplots(2, len(norms), figsize=size, height_ratios=(1, 2), layout="constrained", squeeze=False)
+    for norm, magnified, axis in zip(norms, *axes, strict=True):
+        _draw_robustness(axis, magnified, norm, {name: curves[norm] for name, curves in results.items()})
+    axes[1, 0].set_ylabel("accuracy, %")
+    handles, labels = axes[1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(results)), fontsize=8)
+    plt.close(figure)  # it can be saved nevertheless
+    return rows, figure
+
+
+def _draw_robustness(axis: Any, magnified: Any, norm: Norm, curves: Mapping[str, Mapping[float, Evaluation]]) -> None:
+    """Draw one panel, and the magnified region of its clean accuracies."""
+    largest = max(max(curve) for curve in curves.values()) or 1.0
+    gap = 0.03 * largest / len(curves)
+    clean = [curve[0.0] for curve in curves.values()]
+    for row, (name, curve) in enumerate(curves.items()):
+        shift = gap * (row - (len(curves) - 1) / 2)
+        style = {
+            "color": COLOURS[row % len(COLOURS)],
+            "marker": MARKERS[row % len(MARKERS)],
+            "linestyle": LINES[row // len(COLOURS) % len(LINES)],
+            "markersize": 5,
+            "linewidth": 1.2,
+            "capsize": 2,
+        }
+        means, intervals = [100 * r.mean for r in curve.values()], [100 * r.interval for r in curve.values()]
+        axis.errorbar([radius + shift for radius in curve], means, intervals, label=name, **style)
+        magnified.errorbar([shift], means[:1], intervals[:1], **style)
+    low = 100 * min(result.mean - result.interval for result in clean)
+    high = 100 * max(result.mean + result.interval for result in clean)
+    margin = 0.15 * (high - low) + 0.2
+    axis.set(ylim=(-3, 103), xlabel=f"radius ε, {NORM_NAMES[norm]} norm")
+    corner, extent = (-0.02 * largest, low - margin), (0.04 * largest, high - low + 2 * margin)
+    axis.indicate_inset((*corner, *extent), edgecolor="black")
+    magnified.set(xlim=(corner[0], corner[0] + extent[0]), ylim=(corner[1], corner[1] + extent[1]), xticks=[])
+    magnified.set_title("framed region (clean accuracies), magnified", fontsize=9)
+    for each in (axis, magnified):
+        each.grid(alpha=0.3)
 
 
 def pyplot() -> Any:

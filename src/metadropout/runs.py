@@ -103,7 +103,12 @@ def open_run(folder: Path) -> Run:
     """Open a run's folder and check its configuration."""
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder}: is not a run's folder: it has no config.yaml")
-    return Run(folder, load_config(folder / "config.yaml"))
+    try:
+        return Run(folder, load_config(folder / "config.yaml"))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; if another version of metadropout wrote this run, use the one that its environment.json names"
+        ) from None
 
 
 def write_config(folder: Path, config: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +54,9 @@ def register(commands: Any) -> None:
 
 def run_command(namespace: argparse.Namespace) -> int:
     """Evaluate, and return the exit status."""
-    for name in ("episodes", "mc_samples"):
-        if getattr(namespace, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(namespace, name)}; it must be at least 1")
-    if namespace.seed < 0:
-        raise ConfigError(f"--seed is {namespace.seed}; it must be 0 or more")
-    if odd := [name for name in namespace.overrides if not name.startswith(("machine.", "data.directory"))]:
-        raise ConfigError(f"--{odd[0]} cannot change here: evaluate takes --machine options and --data.directory only")
+    check_at_least_one(namespace, "episodes", "mc_samples")
     with joined() as world:
-        run = open_run(namespace.folder)
-        run = Run(run.folder, parse_config(run.config.to_dict(), namespace.overrides))
+        run = open_for_testing(namespace.folder, namespace.overrides)
         result = evaluate_run(
             run,
             episodes=namespace.episodes,
@@ -76,6 +70,23 @@ def run_command(namespace: argparse.Namespace) -> int:
         if world.is_first:
             print(f"{run.folder.name}: {result} on {namespace.episodes} episodes of {namespace.split} classes")
     return 0
+
+
+def check_at_least_one(namespace: argparse.Namespace, *names: str) -> None:
+    """Refuse numbers below 1, and a negative seed."""
+    for name in names:
+        if getattr(namespace, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(namespace, name)}; it must be at least 1")
+    if namespace.seed < 0:
+        raise ConfigError(f"--seed is {namespace.seed}; it must be 0 or more")
+
+
+def open_for_testing(folder: Path, overrides: Mapping[str, Any]) -> Run:
+    """Open a run that is tested as it was trained: only where it computes and finds its data may change."""
+    if odd := [name for name in overrides if not name.startswith(("machine.", "data.directory"))]:
+        raise ConfigError(f"--{odd[0]} cannot change here: only --machine options and --data.directory can")
+    run = open_run(folder)
+    return Run(run.folder, parse_config(run.config.to_dict(), overrides))
 
 
 def evaluate_run(
