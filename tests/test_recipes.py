@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 import metadropout as md
+from metadropout.attacks import NORMS
 from metadropout.cli import main
 from metadropout.config import build_learner
 from metadropout.data import ImageShape
 from metadropout.perturbations import PERTURBATIONS
 from metadropout.recipes import load_recipe, recipe_names, tables
+from metadropout.robustness import COLOUR_RADII, GREY_RADII
 
 SHAPES = {
     "glyphs": ImageShape(1, 28, 28),
@@ -34,7 +36,7 @@ PUBLIC = {
     "public-miniimagenet-5way-1shot-metadropout": (5, 1, 4, 0.01, 60_000, 1e-4, 32),
     "public-miniimagenet-5way-5shot-maml": (5, 5, 4, 0.01, 60_000, 1e-4, 32),
 }
-ROWS: dict[str, tuple[type, str, dict[str, float]]] = {
+ROWS: dict[str, tuple[type, str, dict[str, float | str]]] = {
     "maml": (md.MAML, "none", {}),
     "metadropout": (md.MAML, "metadropout", {}),
     "metasgd": (md.MetaSGD, "none", {}),
@@ -58,11 +60,19 @@ ROWS: dict[str, tuple[type, str, dict[str, float]]] = {
         )
     },
 }
-SETTINGS = {f"{setting}-{row}": numbers for setting, numbers in PAPER.items() for row in ROWS} | PUBLIC
+ROBUSTNESS: dict[str, tuple[type, str, dict[str, float | str]]] = {
+    **{
+        f"adversarial-{norm}-{size}": (md.MAML, "adversarial", {"norm": norm, "attack_steps": 10})
+        for norm in ("l1", "l2", "linf")
+        for size in ("small", "large")
+    },
+    **{name: (md.MAML, name, {}) for name in ("mixup", "vib", "information-dropout")},
+}
+SETTINGS = {f"{setting}-{row}": numbers for setting, numbers in PAPER.items() for row in (*ROWS, *ROBUSTNESS)} | PUBLIC
 
 
 def row_of(name: str) -> str:
-    return next(row for row in sorted(ROWS, key=len, reverse=True) if name.endswith(f"-{row}"))
+    return next(row for row in sorted(ROWS | ROBUSTNESS, key=len, reverse=True) if name.endswith(f"-{row}"))
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -70,7 +80,7 @@ def test_recipe_loads_and_builds_what_its_name_says(name: str) -> None:
     config = load_recipe(name)
     assert config.description
     learner = build_learner(config, SHAPES[config.data["name"]])
-    kind, perturbation, options = ROWS[row_of(name)]
+    kind, perturbation, options = (ROWS | ROBUSTNESS)[row_of(name)]
     assert type(learner) is kind
     assert type(learner.perturbation) is PERTURBATIONS[perturbation]
     assert {key: config.perturbation[key] for key in options} == options
@@ -92,17 +102,36 @@ def test_recipe_has_the_published_setting(name: str) -> None:
         c.network["channels"],
     )
     assert numbers == SETTINGS[name]
-    assert "accuracy" in c.reported
+    assert ("accuracy" in c.reported) == ("adversarial" not in name)  # of those the paper shows a figure only
 
 
 def test_tables_have_the_papers_rows_in_the_papers_order() -> None:
     assert list(tables()["table1"].rows) == ["maml", "metadropout", "metasgd", "metasgd-metadropout"]
     assert list(tables()["table2"].rows)[:4] == ["maml", "mixup-0.2", "mixup-1", "mixup-2"]
     assert list(tables()["table3"].rows)[-2:] == ["learned-variance", "metadropout"]
-    for name in ("table1", "table2", "table3"):
+    assert list(tables()["robustness"].rows)[-2:] == ["information-dropout", "metadropout"]
+    for name in ("table1", "table2", "table3", "robustness"):
         table = tables()[name]
         assert set(PAPER) <= set(table.settings)
         assert {f"{setting}-{row}" for setting in table.settings for row in table.rows} <= set(recipe_names())
+
+
+@pytest.mark.parametrize("setting", tables()["robustness"].settings)
+def test_adversarial_rows_train_with_the_smallest_and_the_largest_radius_of_the_test(setting: str) -> None:
+    radii = GREY_RADII if setting.startswith(("omniglot", "glyphs")) else COLOUR_RADII
+    for norm in NORMS:
+        small, large = (load_recipe(f"{setting}-adversarial-{norm}-{size}").perturbation for size in ("small", "large"))
+        assert (small["radius"], large["radius"]) == (radii[norm][1], radii[norm][-1])
+
+
+@pytest.mark.parametrize("setting", PAPER)
+@pytest.mark.parametrize("row", ["mixup", "vib", "information-dropout"])
+def test_regularisers_are_attacked_with_their_best_weight_in_table_2(setting: str, row: str) -> None:
+    candidates = [load_recipe(f"{setting}-{name}") for name in tables()["table2"].rows if name.startswith(row)]
+    best = max(candidates, key=lambda config: config.reported["accuracy"])
+    assert len(candidates) == 3
+    chosen = load_recipe(f"{setting}-{row}")
+    assert (chosen.perturbation, chosen.reported) == (best.perturbation, best.reported)
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("glyphs-5way-1shot-")])

@@ -15,7 +15,8 @@ from metadropout.cli import main
 from metadropout.data.locks import exclusive
 from metadropout.evaluation import Evaluation
 from metadropout.metrics import read_metrics
-from metadropout.reproduce import summary
+from metadropout.recipes import tables
+from metadropout.reproduce import plan, summary
 
 TINY = [
     "--settings", "glyphs-5way-1shot", "--rows", "maml", "deterministic", "--scale", "0.002", "--episodes", "3",
@@ -40,6 +41,28 @@ def test_a_table_is_run_once_printed_and_not_run_again(tmp_path: Path, capsys: p
     assert main(longer) == 0  # the runs that are there go on
     result = json.loads((tmp_path / "glyphs-5way-1shot-maml-seed0" / "evaluation-test.json").read_text())
     assert result["iteration"] == 3
+
+
+def test_the_runs_of_the_robustness_study_are_trained_and_attacked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["--rows", "maml", "adversarial-l2-large"]
+    assert main(["reproduce", "robustness", "--out", str(tmp_path), *TINY, *rows]) == 0
+    runs = [str(tmp_path / f"glyphs-5way-1shot-{row}-seed0") for row in rows[1:]]
+    assert main(["attack", *runs, "--episodes", "1", "--steps", "2", "--out", str(tmp_path / "attacks")]) == 0
+    assert "| glyphs-5way-1shot-adversarial-l2-large-seed0 |" in capsys.readouterr().out
+    table = tables()["robustness"]
+    jobs = plan(
+        table,
+        scale=1.0,
+        settings=["omniglot-5way-1shot", "cifar-fs-5way-1shot"],
+        rows=list(table.rows),
+        seeds=[0, 1],
+        episodes=1000,
+        out=tmp_path,
+        overrides={},
+    )
+    assert len({job.folder for job in jobs}) == 2 * 2 * 11
 
 
 def test_a_folder_with_another_run_and_wrong_names_are_refused(
