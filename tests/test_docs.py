@@ -36,7 +36,8 @@ def test_recipes_named_in_commands_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "evaluate", "attack", "export", "reproduce", "recipes", "options", "data", "demo", "bench"]
+    "command",
+    ["train", "evaluate", "attack", "export", "figures", "reproduce", "recipes", "options", "data", "demo", "bench"],
 )
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -64,6 +65,12 @@ class MetricsLog:
     def add_validation(self, iteration: int, accuracy: float, interval: float) -> None:
         """Write the result of a validation."""
         self._write({"kind": "validation", "iteration": iteration, "accuracy": accuracy, "interval": interval})
+
+    def add_noise(self, iteration: int, strengths: Mapping[str, float]) -> None:
+        """Write how strong the noise on each layer is; nothing where there is none."""
+        if strengths:
+            rounded = {name: float(f"{value:.4g}") for name, value in strengths.items()}
+            self._write({"kind": "noise", "iteration": iteration, **rounded})
 
     def _write(self, line: dict[str, Any]) -> None:
         try:

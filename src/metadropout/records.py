@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Protocol, Self
 
@@ -61,6 +62,7 @@ class KeptRecords(Records):
         learner: its learner, whose parameters checkpoints hold.
         optimizer: its optimiser, whose state they hold, too.
         watcher: shows the user what happens.
+        measure: gives the strength of the noise on each layer, as it is when called.
         processes: how many train the run together.
         threads: of each of them.
     """
@@ -71,12 +73,13 @@ class KeptRecords(Records):
         learner: Learner,
         optimizer: torch.optim.Optimizer,
         watcher: Watcher,
+        measure: Callable[[], Mapping[str, float]],
         *,
         processes: int,
         threads: int,
     ) -> None:
         self.run, self.learner, self.optimizer, self.watcher = run, learner, optimizer, watcher
-        self.processes, self.threads = processes, threads
+        self.measure, self.processes, self.threads = measure, processes, threads
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -104,6 +107,7 @@ class KeptRecords(Records):
         self.watcher.on_iteration(done, loss, accuracy)
         if done % options.log_every == 0 or done == options.iterations:
             self.log.flush()
+            self.log.add_noise(done, self.measure())
 
     def validation(self, progress: Progress, result: Evaluation, *, best: bool) -> None:
         self.log.add_validation(progress.iteration, result.mean, result.interval)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -22,12 +23,13 @@ from metadropout.evaluation import evaluate
 from metadropout.learners import Learner
 from metadropout.noise import SeededNoise, mix_seed
 from metadropout.parallel import Workers, on_one_thread, threads_to_use
+from metadropout.probing import noise_strengths
 from metadropout.processes import ALONE, World
 from metadropout.records import KeptRecords, Records, Watcher
 from metadropout.runs import Run
 
-TRAINING, VALIDATION, TESTING = 0, 1, 2
-"""Keys that keep the random numbers of training, validation and testing apart."""
+TRAINING, VALIDATION, TESTING, WATCHING = 0, 1, 2, 3
+"""Keys that keep the random numbers of training, validation, testing and of measuring the noise apart."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def train(run: Run, watcher: Watcher, world: World = ALONE) -> Result:
     # The layout in which convolutions want their weights; the values are the same.
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.Adam(learner.parameters(), lr=config.training.meta_lr)
-    kept = KeptRecords(run, learner, optimizer, watcher, processes=world.size, threads=threads)
+    watched = sampler(0, 0).query_x.to(device)
+    measure = partial(noise_strengths, learner, watched, SeededNoise(config.seed, WATCHING))
+    kept = KeptRecords(run, learner, optimizer, watcher, measure, processes=world.size, threads=threads)
 
     with interruptible() as interrupt, on_one_thread(), kept if world.is_first else Records() as records:
         newest = world.from_first(lambda: str(run.latest()))

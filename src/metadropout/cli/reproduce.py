@@ -1,4 +1,4 @@
-"""`metadropout reproduce`: all runs of one of the paper's tables, and the table beside the paper's figures."""
+"""`metadropout reproduce`: all runs of one of the paper's tables or figures, and the table or figure itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,23 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from metadropout.errors import MetadropoutError
+from metadropout.cli.figures import draw_figures
+from metadropout.errors import ConfigError, MetadropoutError
+from metadropout.figures.paper import PAPER_FIGURES, PaperFigure, runs_table
+from metadropout.figures.runs import FigureOptions
 from metadropout.files import write_atomically
 from metadropout.recipes import Table, tables
 from metadropout.reproduce import Job, Worker, as_markdown, failed, plan
+from metadropout.runs import open_run
 
 EPILOG = """\
   metadropout reproduce table3 --settings cifar-fs-5way-1shot --scale 0.07 --seeds 0 1 2 --episodes 400 --out runs/t3
 trains every row of table 3 for 7 % of the paper's iterations with three seeds, on the same test episodes. Call it
 again after a stop: what is done is skipped, what was begun goes on. Options of the recipes can be changed for all runs
 at once (--network.channels 16).
+
+  metadropout reproduce figure4 --settings omniglot-5way-1shot --scale 0.5 --out runs/f4
+trains MAML with and without Meta-dropout and draws figure 4 from them; --runs A B draws it from trained runs.
 """
 
 
@@ -31,45 +39,78 @@ def register(commands: Any) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
         "reproduce",
-        help="train and evaluate all rows of one of the paper's tables",
+        help="train and evaluate all rows of one of the paper's tables, or draw one of its figures",
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("table", choices=list(tables()), help="which table")
+    parser.add_argument("what", choices=[*tables(), *PAPER_FIGURES], help="which table or figure")
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the paper's iterations (default: 1)")
     parser.add_argument("--settings", nargs="+", metavar="SETTING", help="default: all four of the paper's")
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="default: all")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="default: all, or those of the paper's figure")
+    parser.add_argument("--runs", nargs="+", type=Path, metavar="RUN", help="draw a figure from these trained runs")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="default: 0")
     parser.add_argument("--episodes", type=int, default=1000, help="test episodes of each run (default: 1000)")
-    parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE)")
+    parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE or runs/FIGURE)")
     parser.add_argument("--jobs", type=int, help="runs at once (default: one per CPU core, or one on a GPU)")
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 
 def run_command(namespace: argparse.Namespace) -> int:
-    """Run what is not done yet, print the table and return the exit status."""
-    table = tables()[namespace.table]
-    out = namespace.out or Path("runs") / namespace.table
-    jobs = plan(
+    """Run what is not done yet, print the table or draw the figure, and return the exit status."""
+    out = namespace.out or Path("runs") / namespace.what
+    if namespace.what in PAPER_FIGURES:
+        return _figure(namespace, PAPER_FIGURES[namespace.what], out)
+    if namespace.runs:
+        raise ConfigError("--runs is for figures; a table trains its own runs")
+    table = tables()[namespace.what]
+    jobs = _plan(namespace, table, namespace.settings or _papers_settings(table), list(table.rows), out)
+    problems = run_jobs(jobs, _at_once(namespace))
+    text = as_markdown(table, jobs)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / f"{namespace.what}.md", text)
+    print(f"{table.title}, {namespace.scale:g} of the iterations, {namespace.episodes} episodes\n\n{text}")
+    _raise_first(problems)
+    return 0
+
+
+def _figure(namespace: argparse.Namespace, figure: PaperFigure, out: Path) -> int:
+    """Draw a figure from given runs, or from runs that are trained first: once for each setting and seed."""
+    if namespace.runs:
+        if namespace.overrides:
+            raise ConfigError(f"--{next(iter(namespace.overrides))} cannot change for runs that are trained already")
+        draw_figures([open_run(folder) for folder in namespace.runs], FigureOptions(out), only=figure.figures)
+        return 0
+    jobs = _plan(namespace, runs_table(), namespace.settings or figure.settings, figure.rows, out)
+    _raise_first(run_jobs(jobs, _at_once(namespace)))
+    for setting, seed in dict.fromkeys((job.setting, job.seed) for job in jobs):
+        runs = [open_run(job.folder) for job in jobs if (job.setting, job.seed) == (setting, seed)]
+        draw_figures(runs, FigureOptions(out / f"{namespace.what}-{setting}-seed{seed}"), only=figure.figures)
+    return 0
+
+
+def _plan(
+    namespace: argparse.Namespace, table: Table, settings: Sequence[str], rows: Sequence[str], out: Path
+) -> list[Job]:
+    return plan(
         table,
         scale=namespace.scale,
-        settings=namespace.settings or _papers_settings(table),
-        rows=namespace.rows or list(table.rows),
+        settings=settings,
+        rows=namespace.rows or rows,
         seeds=namespace.seeds,
         episodes=namespace.episodes,
         out=out,
         overrides=namespace.overrides,
     )
-    at_once = namespace.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
-    problems = run_jobs(jobs, max(1, at_once))
-    text = as_markdown(table, jobs)
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / f"{namespace.table}.md", text)
-    print(f"{table.title}, {namespace.scale:g} of the iterations, {namespace.episodes} episodes\n\n{text}")
+
+
+def _at_once(namespace: argparse.Namespace) -> int:
+    return max(1, namespace.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
+
+
+def _raise_first(problems: Sequence[str]) -> None:
     if problems:
         raise failed(problems[0] if len(problems) == 1 else f"{len(problems)} runs failed, first {problems[0]}")
-    return 0
 
 
 def run_jobs(jobs: list[Job], at_once: int) -> list[str]:

@@ -149,14 +149,24 @@ class GradientLearner(Learner):
         mc_samples: int | None = None,
         generator: torch.Generator | NoiseSource | None = None,
     ) -> Classifier:
-        samples = self.samples_used(TEST_SAMPLES if mc_samples is None else mc_samples)
-        noise = self._noise_from(generator)
         with torch.inference_mode(False):
             x, y = (t.clone() if t.is_inference() else t for t in (x, y))
-            # Copies, so that the classifier stays what it is when training goes on.
-            weights = {name: p.detach().clone() for name, p in self.named_parameters()}
-            weights = self._inner_steps(weights, x, y, noise, samples, differentiable=False)
-            return self._classifier(weights, x)
+            return self._classifier(self.adapted_weights(x, y, mc_samples=mc_samples, generator=generator), x)
+
+    def adapted_weights(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        mc_samples: int | None = None,
+        generator: torch.Generator | NoiseSource | None = None,
+    ) -> Weights:
+        """Return all parameters after the inner steps, without a graph; arguments as for `adapt`."""
+        samples = self.samples_used(TEST_SAMPLES if mc_samples is None else mc_samples)
+        noise = self._noise_from(generator)
+        # Copies, so that the adapted model stays what it is when training goes on.
+        weights = {name: p.detach().clone() for name, p in self.named_parameters()}
+        return self._inner_steps(weights, x, y, noise, samples, differentiable=False)
 
     def samples_used(self, mc_samples: int) -> int:
         """Return how many noise samples an inner step takes if so many are asked for: one where all would be alike."""

@@ -21,6 +21,8 @@ class Deterministic(LayerPerturbation):
         head: name of the linear layer that gives the logits; by default the last one.
     """
 
+    multiplicative: ClassVar[bool] = True
+
     def __init__(self, network: nn.Module, *, layers: Sequence[str] | None = None, head: str | None = None) -> None:
         super().__init__(network, layers=layers, head=head)
         self.add_twins(network)

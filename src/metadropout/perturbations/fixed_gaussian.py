@@ -19,6 +19,7 @@ class FixedGaussian(LayerPerturbation):
     """
 
     random: ClassVar[bool] = True
+    multiplicative: ClassVar[bool] = True
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         return f * F.softplus(this.normal(f) if this.support else torch.zeros_like(f))

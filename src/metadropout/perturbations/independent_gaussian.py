@@ -28,6 +28,7 @@ class IndependentGaussian(LayerPerturbation):
     """
 
     random: ClassVar[bool] = True
+    multiplicative: ClassVar[bool] = True
     needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
 
     def __init__(self, network: nn.Module, *, layers: Sequence[str] | None = None, head: str | None = None) -> None:

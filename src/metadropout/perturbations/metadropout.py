@@ -30,6 +30,7 @@ class MetaDropout(LayerPerturbation):
     """
 
     random: ClassVar[bool] = True
+    multiplicative: ClassVar[bool] = True
     needs_second_order: ClassVar[str | None] = (
         f"{NOISE_NEEDS_SECOND_ORDER} (the head's generator would get no gradient at all)"
     )
