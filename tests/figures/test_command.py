@@ -15,8 +15,9 @@ from metadropout.figures.runs import FIGURES
 
 pytest.importorskip("sklearn")
 TINY = [
-    "--learner.steps", "1", "--training.meta_batch", "1", "--training.validation_episodes", "1", "--network.channels", "2",
-    "--episode.query", "2", "--data.train_classes", "6", "--data.validation_classes", "6", "--data.test_classes", "6",
+    "--learner.steps", "1", "--training.meta_batch", "1", "--training.validation_episodes", "1",
+    "--network.channels", "2", "--episode.query", "2",
+    "--data.train_classes", "6", "--data.validation_classes", "6", "--data.test_classes", "6",
 ]  # fmt: skip
 
 

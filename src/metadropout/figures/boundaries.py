@@ -106,9 +106,8 @@ class BoundaryData(FigureData):
                 text += f" ({row[0].moment} to {row[-1].moment})"
             beyond = row[-1].right(PERTURBED)
             if beyond[1] and len(row) == 1:
-                nearer = row[0].margin(PERTURBED) / row[0].margin(SUPPORT)
-                text += f", perturbed copies at {nearer:.2f} of the support images' mean distance from the line"
-                text += f", {beyond[1] - beyond[0]} of {beyond[1]} beyond it"
+                text += f", support images on average {row[0].margin(SUPPORT):.1f} from the line and their perturbed "
+                text += f"copies {row[0].margin(PERTURBED):.1f}, {beyond[1] - beyond[0]} of {beyond[1]} beyond it"
             said.append(text)
         return "; ".join(said) + "."
 
@@ -221,7 +220,7 @@ def _panel(name: str, learner: GradientLearner, cell: Cell, copies: int, mc_samp
     kinds, labels = [np.full(len(x), SUPPORT)], [y]
     if draws_features(learner.perturbation):
         noise = SeededNoise(seed, cell.task, COPYING)
-        traces += [probe(weights, x, stream=noise.stream(learner.steps, copy)) for copy in range(copies)]
+        traces += [probe(weights, x, stream=noise.stream(0, number)) for number in range(copies)]
         kinds.append(np.full(copies * len(x), PERTURBED))
         labels += [y] * copies
     traces.append(probe(weights, episode.query_x, normalisation=probe.for_queries(weights, x)))
@@ -340,9 +339,8 @@ def _draw_panel(axis: Axes, panel: Panel, size: float = 1.0) -> None:
                 alpha=0.65 if kind == QUERY else 1,
                 zorder=2 + (kind == SUPPORT),
             )
-    reach = 1.1 * float(np.abs(panel.distance).max())
-    before = axis.get_xlim() if axis.has_data() else (0, 0)
-    reach = max(reach, abs(before[0]), abs(before[1]))
+    # Panels of a row share their scale, so it never shrinks from one to the next.
+    reach = max(1.1 * float(np.abs(panel.distance).max()), *map(abs, axis.get_xlim()))
     axis.axvspan(0, 10 * reach, color=COLOURS[0], alpha=0.07, linewidth=0)
     axis.axvspan(-10 * reach, 0, color=COLOURS[1], alpha=0.07, linewidth=0)
     axis.axvline(0, color="black", linewidth=1.5)
