@@ -69,6 +69,20 @@ def test_layers_stand_in_the_order_in_which_they_run_and_without_relu_give_their
     assert trace.hidden["first"].activation is trace.hidden["first"].perturbed
 
 
+def test_a_head_that_does_not_run_as_a_module_is_named(episode: md.Episode) -> None:
+    class ByHand(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(1, 2, 3), nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(self.conv(x).mean((2, 3)), self.fc.weight)
+
+    learner = md.MAML(ByHand().double())
+    with pytest.raises(ValueError, match="'fc' did not run as a module"):
+        Probe(learner)(initial_weights(learner), episode.support_x)
+
+
 @pytest.mark.parametrize("name", [name for name in PERTURBATIONS if name != "combined"])
 def test_strengths_are_measured_exactly_where_noise_is_put_on_layers(conv4: md.Conv4, name: str) -> None:
     learner = learner_of(conv4, name)

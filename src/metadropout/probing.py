@@ -103,10 +103,12 @@ class Probe:
             acts = name in perturbation.sites
             result = perturbation.after(name, h, f, this) if acts else f
             if name in listed:
-                factor = None
+                factor, undisturbed = None, result
                 if acts and perturbation.multiplicative and name != self.found.head:
                     factor = perturbation.after(name, h, torch.ones_like(f), deterministic)
-                undisturbed = perturbation.after(name, h, f, deterministic) if acts else f
+                    undisturbed = f * factor
+                elif acts and this.support:
+                    undisturbed = perturbation.after(name, h, f, deterministic)
                 layers[name] = LayerTrace(h, f, result, undisturbed, factor, activation=result)
                 newest[:] = [name]
             elif newest:
@@ -121,6 +123,8 @@ class Probe:
             return perturbation.before(name, h, this)
 
         self._function(perturbation.change_weights(theta, this), x, on_output, normalisation, on_input)
+        if self.found.head not in layers:
+            raise ValueError(f"'{self.found.head}' did not run as a module, so the last features cannot be seen")
         head = layers.pop(self.found.head)
         return Trace(layers, head)
 
