@@ -350,17 +350,19 @@ def _draw_panel(axis: Axes, panel: Panel, size: float = 1.0) -> None:
 
 
 def _legend(figure: Figure, data: BoundaryData) -> None:
+    """Tell the marks: a row for each class, a column for each kind of points."""
     from matplotlib.lines import Line2D  # noqa: PLC0415 (an extra)
 
-    def entry(label: str, side: int, size: float, face: str, edge: str) -> Line2D:
-        style = {"markerfacecolor": face, "markeredgecolor": edge, "markersize": size}
-        return Line2D([], [], linestyle="none", marker="o^"[side], label=label, **style)  # type: ignore[arg-type]
-
+    kinds = [("support", 9.0, True), ("query", 5.0, False)]
+    if any((row[0].kind == PERTURBED).any() for row in data.panels):
+        kinds.insert(1, ("perturbed support", 5.0, False))
     entries = []
-    for side in (0, 1):
-        colour, name = COLOURS[side], f"class {side + 1}"
-        entries.append(entry(f"{name}: support", side, 9, colour, "black"))
-        if any((row[0].kind == PERTURBED).any() for row in data.panels):
-            entries.append(entry("perturbed support", side, 5, "none", colour))
-        entries.append(entry("query", side, 5, colour, colour))
-    figure.legend(handles=entries, loc="outside lower center", ncols=len(entries), fontsize=8, frameon=False)
+    for kind, size, framed in kinds:
+        for side, colour in enumerate(COLOURS[:2]):
+            entry = Line2D([], [], linestyle="none", marker="o^"[side], markersize=size, color=colour)
+            entry.set_label(f"class {side + 1}: {kind}")
+            entry.set_markeredgecolor("black" if framed else colour)
+            if kind == "perturbed support":
+                entry.set_markerfacecolor("none")
+            entries.append(entry)
+    figure.legend(handles=entries, loc="outside lower center", ncols=len(kinds), fontsize=8, frameon=False)
