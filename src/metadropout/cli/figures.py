@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from metadropout.cli.progress import CountDisplay
 from metadropout.config import parse_config
 from metadropout.errors import ConfigError
 from metadropout.figures.base import FigureError
@@ -75,7 +76,11 @@ def run_command(namespace: argparse.Namespace) -> int:
     opened = [open_run(folder) for folder in folders]
     runs = [Run(run.folder, parse_config(run.config.to_dict(), namespace.overrides)) for run in opened]
     options = FigureOptions(
-        namespace.out or namespace.folder / "figures", namespace.seed, namespace.episodes, namespace.decoder_iterations
+        namespace.out or namespace.folder / "figures",
+        namespace.seed,
+        namespace.episodes,
+        namespace.decoder_iterations,
+        CountDisplay,
     )
     draw_figures(runs, options, only=namespace.only, state=namespace.state)
     return 0

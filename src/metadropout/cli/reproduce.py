@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from metadropout.cli.figures import draw_figures
+from metadropout.cli.progress import CountDisplay
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.figures.paper import PAPER_FIGURES, PaperFigure, runs_table
 from metadropout.figures.runs import FigureOptions
@@ -79,13 +80,18 @@ def _figure(namespace: argparse.Namespace, figure: PaperFigure, out: Path) -> in
     if namespace.runs:
         if namespace.overrides:
             raise ConfigError(f"--{next(iter(namespace.overrides))} cannot change for runs that are trained already")
-        draw_figures([open_run(folder) for folder in namespace.runs], FigureOptions(out), only=figure.figures)
+        draw_figures(
+            [open_run(folder) for folder in namespace.runs],
+            FigureOptions(out, display=CountDisplay),
+            only=figure.figures,
+        )
         return 0
     jobs = _plan(namespace, runs_table(), namespace.settings or figure.settings, figure.rows, out)
     _raise_first(run_jobs(jobs, _at_once(namespace)))
     for setting, seed in dict.fromkeys((job.setting, job.seed) for job in jobs):
         runs = [open_run(job.folder) for job in jobs if (job.setting, job.seed) == (setting, seed)]
-        draw_figures(runs, FigureOptions(out / f"{namespace.what}-{setting}-seed{seed}"), only=figure.figures)
+        options = FigureOptions(out / f"{namespace.what}-{setting}-seed{seed}", display=CountDisplay)
+        draw_figures(runs, options, only=figure.figures)
     return 0
 
 

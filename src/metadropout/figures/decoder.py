@@ -71,7 +71,7 @@ def train_decoder(
     batches: Callable[[int], Tensor],
     features_of: Callable[[Tensor], Tensor],
     options: DecoderOptions,
-    on_step: Callable[[int], None] = lambda _: None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Decoder:
     """Train a decoder to give images back from their features.
 
@@ -79,7 +79,7 @@ def train_decoder(
         batches: the images of a step, by its number.
         features_of: clean features of a batch of images.
         options: how.
-        on_step: called with 1 after each step, for showing progress.
+        on_step: called after each step, for showing progress.
     """
     example = batches(0)
     decoder = _build(features_of(example), example, options)
@@ -90,7 +90,7 @@ def train_decoder(
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
-        on_step(1)
+        on_step()
     return decoder
 
 
@@ -100,7 +100,7 @@ def cached_decoder(
     batches: Callable[[int], Tensor],
     features_of: Callable[[Tensor], Tensor],
     options: DecoderOptions,
-    on_step: Callable[[int], None] = lambda _: None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Decoder:
     """Read a decoder of the same options and network state from a file, or train one and write it there.
 

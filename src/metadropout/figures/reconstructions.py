@@ -77,7 +77,7 @@ def reconstructions(
     shown: int = 8,
     samples: int = TEST_SAMPLES,
     seed: int = 0,
-    on_step: Callable[[int], None] = lambda _: None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> ReconstructionData:
     """Decode features of unseen images, with and without noise, before any inner step.
 
@@ -95,7 +95,7 @@ def reconstructions(
         shown: how many images.
         samples: how many samples of the noise.
         seed: of the shown images and the noise.
-        on_step: called with 1 after each step of the decoder's training.
+        on_step: called after each step of the decoder's training.
     """
     require_noise(learner, "reconstructions")
     options = options or DecoderOptions(seed=seed)

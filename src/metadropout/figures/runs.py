@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from metadropout.checkpoints import load_checkpoint, read_checkpoint
 from metadropout.config import Config, build_learner, resolve_device
 from metadropout.data import Episode, EpisodeSampler, Splits
-from metadropout.data.progress import progress_bar
 from metadropout.errors import ConfigError
 from metadropout.figures.accuracies import accuracy_over_settings, draw_accuracies, settings_to_evaluate
 from metadropout.figures.activations import activation_samples, draw_activations, draw_frames
@@ -70,6 +70,20 @@ class Subject:
         return sampler(0, number).to(next(self.learner.parameters()).device)
 
 
+class Display(Protocol):
+    """Shows how long work goes on."""
+
+    def advance(self) -> None:
+        """Called whenever one more part is done."""
+
+
+class Silence:
+    """A display that shows nothing."""
+
+    def advance(self) -> None:
+        """Show nothing."""
+
+
 @dataclass(frozen=True)
 class FigureOptions:
     """What can be chosen for figures of runs.
@@ -79,12 +93,14 @@ class FigureOptions:
         seed: of tasks, noise, t-SNE and decoder.
         episodes: test tasks for each setting of the figure of accuracies.
         decoder_iterations: training steps of the decoder.
+        display: shows the progress of long work, given its name and its number of parts.
     """
 
     out: Path
     seed: int = 0
     episodes: int = 50
     decoder_iterations: int = DecoderOptions.iterations
+    display: Callable[[str, int], AbstractContextManager[Display]] = lambda name, parts: nullcontext(Silence())
 
 
 @dataclass(frozen=True)
@@ -209,7 +225,7 @@ def _activations(subjects: Sequence[Subject], options: FigureOptions) -> FigureD
 def _reconstructions(subjects: Sequence[Subject], options: FigureOptions) -> FigureData:
     first = subjects[0]
     decoder = DecoderOptions(iterations=options.decoder_iterations, seed=options.seed)
-    with progress_bar("training the decoder", decoder.iterations) as advance:
+    with options.display("training the decoder", decoder.iterations) as display:
         return reconstructions(
             first.label,
             first.learner,
@@ -219,7 +235,7 @@ def _reconstructions(subjects: Sequence[Subject], options: FigureOptions) -> Fig
             state=read_checkpoint(first.checkpoint)[1]["sha256"],
             options=decoder,
             seed=options.seed,
-            on_step=advance,
+            on_step=display.advance,
         )
 
 
@@ -231,14 +247,14 @@ def _accuracies(subjects: Sequence[Subject], options: FigureOptions) -> FigureDa
     first, learners = subjects[0], _learners(subjects)
     sampler = episode_sampler(first.run.config, first.splits, "test", TESTING, options.seed)
     evaluations = sum(settings_to_evaluate(learner) for learner in learners.values())
-    with progress_bar("evaluating", evaluations * options.episodes) as advance:
+    with options.display("evaluating", evaluations * options.episodes) as display:
         return accuracy_over_settings(
             learners,
             sampler,
             episodes=options.episodes,
             seed=mix_seed(options.seed, TESTING),
             threads=threads_to_use(first.run.config.machine.threads),
-            on_episode=lambda: advance(1),
+            on_episode=display.advance,
         )
 
 
