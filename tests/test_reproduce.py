@@ -99,7 +99,7 @@ def test_a_stop_reaches_the_runs_which_save_and_go_on_later(tmp_path: Path) -> N
         assert time.monotonic() < end
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert "stopped by SIGTERM after iteration" in (tmp_path / "glyphs-5way-1shot-maml-seed0.log").read_text()
     with exclusive(run / ".lock", wait=False) as locked:  # nobody goes on training it
