@@ -51,7 +51,7 @@ def test_a_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "training.png").stat().st_size > 1000
 
 
-def test_evaluation_compares_a_batch_of_samples_with_a_loop(
+def test_evaluation_compares_a_batch_of_samples_with_two_loops(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "SAMPLES", (3,))
@@ -61,6 +61,9 @@ def test_evaluation_compares_a_batch_of_samples_with_a_loop(
     assert cost["samples"] == 3
     assert cost["setting"]["shot"] == 2
     assert cost["float64_difference"] < 1e-10
+    for way in ("loop", "plain"):
+        ratio = cost[way]["seconds"][0] / cost["batch"]["seconds"][0]
+        assert cost[f"{way}_takes_times_as_long"]["median"] == pytest.approx(ratio)
     assert (tmp_path / "evaluation.png").stat().st_size > 1000
 
 

@@ -1,4 +1,4 @@
-"""Meta-testing: the noise samples of an inner step as one batch in chunks, beside a loop over them."""
+"""Meta-testing: the noise samples of an inner step as one batch in chunks, beside loops over them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from metadropout.bench import plain_adaptation
 from metadropout.bench.child import Program
 from metadropout.bench.measuring import Check, Measured, OnStep, Ratio, check_agreement, measure, ratio
 from metadropout.bench.problem import Problem, Setting, Work
@@ -26,14 +27,21 @@ class AdaptationCost:
     """Relative difference of the logits."""
     batch: Measured
     loop: Measured
+    """One sample after the other with the same kernels."""
+    plain: Measured
+    """One sample after the other in plain PyTorch."""
 
-    def speedup(self) -> Ratio:
-        """Return how many times as long the loop takes."""
-        return ratio(self.loop.seconds, self.batch.seconds)
+    def speedup(self, loop: Measured) -> Ratio:
+        """Return how many times as long a loop takes."""
+        return ratio(loop.seconds, self.batch.seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything measured, and what follows from it."""
-        return {**asdict(self), "loop_takes_times_as_long": self.speedup()._asdict()}
+        return {
+            **asdict(self),
+            "loop_takes_times_as_long": self.speedup(self.loop)._asdict(),
+            "plain_takes_times_as_long": self.speedup(self.plain)._asdict(),
+        }
 
 
 def prepare(problem: Problem, samples: int, one_by_one: bool) -> Work:
@@ -53,21 +61,22 @@ def prepare(problem: Problem, samples: int, one_by_one: bool) -> Work:
 
 
 def measure_adaptation(setting: Setting, samples: int, *, rounds: int, on_step: OnStep) -> AdaptationCost:
-    """Check that both ways give the same logits, and measure them by turns; `steps_of(rounds)` steps.
+    """Check that all three ways give the same logits, and measure them by turns; `steps_of(rounds)` steps.
 
     On one thread, as `metadropout evaluate` runs as many tasks side by side as there are threads.
     """
     setting = replace(setting, meta_batch=1)
+    size = f"{setting.shot}-shot, {samples} samples"
     programs = [
-        Program(f"{name}, {setting.shot}-shot, {samples} samples", __name__, (samples, one_by_one), True, threads=1)
-        for name, one_by_one in (("one batch", False), ("loop", True))
+        Program(f"one batch, {size}", __name__, (samples, False), keep_freed_memory=True, threads=1),
+        Program(f"loop, {size}", __name__, (samples, True), keep_freed_memory=True, threads=1),
+        Program(f"plain loop, {size}", plain_adaptation.__name__, (samples,), threads=1),
     ]
     exact = Problem(setting, "metadropout", torch.float64)
     (found,) = check_agreement(programs, [Check("the logits", exact, FLOAT64_TOLERANCE)], on_step)
-    batch, loop = measure(programs, Problem(setting, "metadropout"), rounds, on_step)
-    return AdaptationCost(setting, samples, found, batch, loop)
+    return AdaptationCost(setting, samples, found, *measure(programs, Problem(setting, "metadropout"), rounds, on_step))
 
 
 def steps_of(rounds: int) -> int:
     """Return how many steps of progress a measurement has."""
-    return 2 + 2 * (rounds + 1)
+    return 3 + 3 * (rounds + 1)

@@ -12,8 +12,7 @@ from metadropout.noise import NoiseStream
 
 def prepare(problem: Problem) -> Work:
     """Return one meta-iteration up to the averaged gradient."""
-    weights = {name: p.detach().requires_grad_() for name, p in problem.learner().named_parameters()}
-    adapted = [name for name in weights if name.startswith("network.") and ".norm." not in name]
+    weights, adapted = split_weights(problem)
     episodes, setting = problem.episodes(), problem.setting
 
     def iterate() -> dict[str, Tensor]:
@@ -32,6 +31,12 @@ def prepare(problem: Problem) -> Work:
         return {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
 
     return iterate
+
+
+def split_weights(problem: Problem) -> tuple[dict[str, Tensor], list[str]]:
+    """Return all weights, and the names of those that the inner loop adapts."""
+    weights = {name: p.detach().requires_grad_() for name, p in problem.learner().named_parameters()}
+    return weights, [name for name in weights if name.startswith("network.") and ".norm." not in name]
 
 
 def logits(w: dict[str, Tensor], x: Tensor, noise: NoiseStream | None) -> Tensor:

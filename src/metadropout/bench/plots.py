@@ -11,6 +11,7 @@ from metadropout.bench.report import TITLES
 from metadropout.plots import COLOURS, pyplot, save_figure
 
 LABELS = {"image_size": "image size, pixels", "steps": "inner steps", "shot": "shots", "way": "ways"}
+WAYS = {"batch": "one batch in chunks", "loop": "loop over samples", "plain": "loop in plain PyTorch"}
 
 
 def plot_comparisons(comparisons: Sequence[Comparison], path: Path) -> Path | None:
@@ -40,9 +41,8 @@ def plot_adaptation(costs: Sequence[AdaptationCost], path: Path) -> Path | None:
     for shot, style in zip(sorted({cost.setting.shot for cost in costs}), ("o-", "s--", "^:"), strict=False):
         mine = [cost for cost in costs if cost.setting.shot == shot]
         samples = [cost.samples for cost in mine]
-        for way, colour in (("batch", COLOURS[0]), ("loop", COLOURS[1])):
-            measured = [getattr(cost, way) for cost in mine]
-            label = f"{'one batch in chunks' if way == 'batch' else 'loop over samples'}, {shot}-shot"
+        for (way, name), colour in zip(WAYS.items(), COLOURS, strict=False):
+            measured, label = [getattr(cost, way) for cost in mine], f"{name}, {shot}-shot"
             time_axis.plot(samples, [m.median for m in measured], style, color=colour, label=label)
             memory_axis.plot(samples, [m.peak_memory / 1e6 for m in measured], style, color=colour, label=label)
     time_axis.set(ylabel="seconds per task", xlabel="noise samples per inner step")

@@ -79,14 +79,13 @@ def adaptation_report(costs: Sequence[AdaptationCost]) -> Report:
         [
             f"{cost.setting.shot}-shot, S = {cost.samples}",
             f"{cost.batch.median:.3f}",
-            f"{cost.loop.median:.3f}",
-            _ratio(cost.speedup()),
-            _megabytes(cost.batch.peak_memory),
-            _megabytes(cost.loop.peak_memory),
+            *[_ratio(cost.speedup(loop)) for loop in (cost.loop, cost.plain)],
+            *[_megabytes(way.peak_memory) for way in (cost.batch, cost.loop, cost.plain)],
         ]
         for cost in costs
     ]
-    headings = ["", "one batch, s / task", "loop, s / task", "times as long", "one batch, MB", "loop, MB"]
+    headings = ["", "one batch, s / task", "loop, times as long", "plain loop, times as long"]
+    headings += ["one batch, MB", "loop, MB", "plain loop, MB"]
     rounds, largest = len(costs[0].batch.seconds), max(cost.float64_difference for cost in costs)
     note = f"Median of {rounds} rounds; ratios within a round. Logits differ by at most {largest:.0e} in float64."
     return Report(f"Adapting with S noise samples per inner step: {costs[0].setting.way}-way", headings, rows, note)

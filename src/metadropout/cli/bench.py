@@ -30,7 +30,7 @@ from metadropout.files import write_atomically
 
 EPILOG = """\
   metadropout bench                              one meta-iteration: this project and its peers
-  metadropout bench evaluation                   30 noise samples as one batch, beside a loop over them
+  metadropout bench evaluation                   30 noise samples as one batch, beside loops over them
   metadropout bench growth --out bench           how time and memory grow with way, shot, steps, channels, image size
 
 All compute the same gradients, which is checked first; each runs in a process of its own, by turns with the others.
@@ -99,7 +99,7 @@ def bench_training(namespace: argparse.Namespace, setting: Setting) -> None:
 
 
 def bench_evaluation(namespace: argparse.Namespace, setting: Setting) -> None:
-    """Compare noise samples in one batch with a loop over them."""
+    """Compare noise samples in one batch with loops over them."""
     cases = [(shot, samples) for shot in _shots(namespace) for samples in SAMPLES]
     done: list[AdaptationCost] = []
     with _progress(len(cases) * adaptation.steps_of(namespace.rounds)) as on_step:
