@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from toys import finish, start, wait_for
 
 from metadropout.cli import main
 from metadropout.data.locks import exclusive
@@ -91,15 +89,13 @@ def test_a_run_that_fails_is_named_with_its_log_and_the_others_are_printed(
 
 def test_a_stop_reaches_the_runs_which_save_and_go_on_later(tmp_path: Path) -> None:
     command = ["reproduce", "table3", "--out", str(tmp_path), *TINY, "--rows", "maml", "--scale", "100"]
-    process = subprocess.Popen([sys.executable, "-m", "metadropout", *command], stderr=subprocess.PIPE, text=True)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts its background jobs
+    process = start(*command)
+    signal.signal(signal.SIGINT, before)
     run = tmp_path / "glyphs-5way-1shot-maml-seed0"
-    end = time.monotonic() + 120
-    while not read_metrics(run / "metrics.jsonl"):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for(lambda: bool(read_metrics(run / "metrics.jsonl")), process)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=240)
+    _, err = finish(process)
     assert process.returncode == 130, err
     assert "stopped by SIGTERM after iteration" in (tmp_path / "glyphs-5way-1shot-maml-seed0.log").read_text()
     with exclusive(run / ".lock", wait=False) as locked:  # nobody goes on training it

@@ -130,7 +130,8 @@ def run_jobs(jobs: list[Job], at_once: int) -> list[str]:
         runs = progress.add_task("runs", total=len(jobs))
         steps = progress.add_task("iterations", total=sum(job.config.training.iterations for job in jobs))
         futures = [pool.submit(worker.run, job) for job in jobs]
-        before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # both stop the runs, too
+        # Both stop the runs, too. Ctrl-C's own handler may not be there: shells start background jobs without it.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             while not all(future.done() for future in futures):
                 progress.update(runs, completed=sum(future.done() for future in futures))
