@@ -32,6 +32,8 @@ AXES: dict[str, Mapping[str, Callable[..., Any]]] = {
 
 DEFAULT_PARTS = {"data": "glyphs", "network": "conv4", "perturbation": "metadropout", "learner": "maml"}
 
+LEARNER_NAMES = {"maml": "MAML", "metasgd": "Meta-SGD"}
+
 FROM_DATA = {"network": ("in_channels", "image_size")}
 """Options that follow from the data set, so that nobody has to repeat them."""
 
@@ -186,6 +188,20 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Confi
         return parse_config(raw, overrides)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def method_name(config: Config) -> str:
+    """Return what a run's method is called: its learner and its perturbation."""
+    learner = LEARNER_NAMES.get(config.learner["name"], config.learner["name"])
+    name = config.perturbation["name"]
+    return learner if name == "none" else f"{learner} + {'Meta-dropout' if name == 'metadropout' else name}"
+
+
+def task_options(config: Config) -> dict[str, Any]:
+    """Return the options on which a run's test tasks depend, by dotted name: the same in runs that are compared."""
+    data = {f"data.{k}": v for k, v in config.data.items() if k not in ("directory", "download")}
+    episode = {f"episode.{k}": v for k, v in vars(config.episode).items()}
+    return {**data, **episode, "learner.inductive": config.learner["inductive"]}
 
 
 def build_learner(config: Config, image_shape: ImageShape) -> Learner:

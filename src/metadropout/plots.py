@@ -35,8 +35,8 @@ def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | Non
         training = [line for line in lines if line["kind"] == "training"]
         validation = [line for line in lines if line["kind"] == "validation"]
         iterations = [line["iteration"] for line in training]
-        loss_axis.plot(iterations, _smooth([line["loss"] for line in training]), color=colour, label=label)
-        accuracy = _smooth([100 * line["accuracy"] for line in training])
+        loss_axis.plot(iterations, smooth([line["loss"] for line in training]), color=colour, label=label)
+        accuracy = smooth([100 * line["accuracy"] for line in training])
         accuracy_axis.plot(iterations, accuracy, color=colour, label=f"{label}, training tasks")
         if validation:
             accuracy_axis.errorbar(
@@ -167,7 +167,7 @@ def save_figure(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
-def _smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
+def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
     """Average exponentially, without the start's bias, so that a curve of noisy tasks can be read."""
     smoothed, mean, total = [], 0.0, 0.0
     for value in values:

@@ -61,7 +61,7 @@ class Job:
         """Refuse a folder that holds a run of other options than this one's."""
         if not (self.folder / "config.yaml").exists():
             return
-        found, wanted = _comparable(open_run(self.folder).config), _comparable(self.config)
+        found, wanted = comparable_options(open_run(self.folder).config), comparable_options(self.config)
         for section, options in wanted.items():
             if found[section] != options:
                 raise ConfigError(
@@ -203,7 +203,7 @@ def failed(problem: str) -> MetadropoutError:
     return MetadropoutError(f"{problem}; mend the cause and call the same command again: what is done is skipped")
 
 
-def _comparable(config: Config) -> dict[str, Any]:
+def comparable_options(config: Config) -> dict[str, Any]:
     """Leave out what may differ between two calls: the number of iterations, logging and the machine."""
     plain = config.to_dict()
     for name in ("machine", "description", "reported"):

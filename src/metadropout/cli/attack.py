@@ -16,7 +16,7 @@ import torch
 from metadropout.attacks import NORMS, Norm
 from metadropout.cli.evaluate import check_at_least_one, open_for_testing
 from metadropout.cli.progress import CountDisplay
-from metadropout.config import parse_config
+from metadropout.config import parse_config, task_options
 from metadropout.data import Splits
 from metadropout.data.locks import exclusive
 from metadropout.errors import ConfigError, MetadropoutError
@@ -123,9 +123,9 @@ def open_runs(folders: Sequence[Path], overrides: Mapping[str, Any], *, inductiv
                 print(f"{run.folder.name}: was trained transductively, and is tested inductively", file=sys.stderr)
         forced = {"learner.inductive": True}
         runs = [Run(run.folder, parse_config(run.config.to_dict(), forced)) for run in runs]
-    first = _task(runs[0])
+    first = task_options(runs[0].config)
     for run in runs[1:]:
-        for name, value in (first | _task(run)).items():
+        for name, value in (first | task_options(run.config)).items():
             if name not in first or first[name] != value:
                 raise ConfigError(
                     f"{run.folder}: has {name} {value}, but {runs[0].folder} has {first.get(name)}; "
@@ -207,10 +207,3 @@ def _out_folder(namespace: argparse.Namespace) -> Path:
     out: Path = namespace.out or namespace.folders[0]
     out.mkdir(parents=True, exist_ok=True)
     return out
-
-
-def _task(run: Run) -> dict[str, Any]:
-    """Return the options that must be the same in runs that are compared."""
-    data = {f"data.{k}": v for k, v in run.config.data.items() if k not in ("directory", "download")}
-    episode = {f"episode.{k}": v for k, v in vars(run.config.episode).items()}
-    return {**data, **episode, "learner.inductive": run.config.learner["inductive"]}

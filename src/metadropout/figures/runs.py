@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from metadropout.checkpoints import load_checkpoint, read_checkpoint
-from metadropout.config import Config, build_learner, resolve_device
+from metadropout.config import Config, build_learner, method_name, resolve_device
 from metadropout.data import Episode, EpisodeSampler, Splits
 from metadropout.errors import ConfigError
 from metadropout.figures.accuracies import accuracy_over_settings, draw_accuracies, settings_to_evaluate
@@ -40,7 +40,6 @@ from metadropout.training import TESTING, episode_sampler, open_splits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEARNERS = {"maml": "MAML", "metasgd": "Meta-SGD"}
 TASKS = 4
 """How many tasks the figure over tasks shows; the paper's first draft shows four."""
 
@@ -136,7 +135,7 @@ def open_subjects(runs: Sequence[Run], state: str = "last") -> list[Subject]:
     """
     for other in runs[1:]:
         _check_comparable(runs[0], other)
-    labels = [_label(run.config) for run in runs]
+    labels = [method_name(run.config) for run in runs]
     if len(set(labels)) < len(labels):
         labels = [run.folder.resolve().name for run in runs]
     return [_open(run, label, state) for run, label in zip(runs, labels, strict=True)]
@@ -176,12 +175,6 @@ def _check_comparable(run: Run, other: Run) -> None:
         mine, its = of(run.config), of(other.config)
         if mine != its:
             raise ConfigError(f"{other.folder}: cannot be compared with {run.folder}: its {what} is {its}, not {mine}")
-
-
-def _label(config: Config) -> str:
-    learner = LEARNERS.get(config.learner["name"], config.learner["name"])
-    name = config.perturbation["name"]
-    return learner if name == "none" else f"{learner} + {'Meta-dropout' if name == 'metadropout' else name}"
 
 
 def _add_to_index(path: Path, name: str, made: Made) -> None:
