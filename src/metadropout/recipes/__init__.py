@@ -3,6 +3,7 @@
 A YAML file of this folder is a family: settings (data, sizes) and rows (learner, perturbation). Each setting with each
 row is a recipe, so that a family of rows is written once and not once per setting. A family may take its settings from
 others (`settings_of`), and is a table whose rows are printed in a given `order`.
+Its `source` says who reports its figures.
 """
 
 from __future__ import annotations
@@ -70,6 +71,17 @@ def tables() -> dict[str, Table]:
             {row: titles[row] for row in family.get("order", family["rows"])},
         )
         for name, family in families.items()
+    }
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Return who reports a figure, by the name of the recipe that has it."""
+    return {
+        f"{setting}-{name}": family["source"]
+        for family in _families().values()
+        for name, row in family["rows"].items()
+        for setting in row.get("reported", {})
     }
 
 
