@@ -37,7 +37,20 @@ def test_recipes_named_in_commands_exist() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "evaluate", "attack", "export", "figures", "reproduce", "recipes", "options", "data", "demo", "bench"],
+    [
+        "train",
+        "evaluate",
+        "attack",
+        "export",
+        "figures",
+        "report",
+        "reproduce",
+        "recipes",
+        "options",
+        "data",
+        "demo",
+        "bench",
+    ],
 )
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):

@@ -1,7 +1,8 @@
-"""Small networks and tasks for tests, and the command line in processes of its own."""
+"""Small networks and tasks for tests, the command line in processes of its own, and run folders that are changed."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -140,3 +142,17 @@ def finish(process: subprocess.Popen[str], seconds: float = 240) -> tuple[str, s
     except subprocess.TimeoutExpired:
         process.terminate()
         raise AssertionError("the process did not end", process.communicate()) from None
+
+
+def change_json(path: Path, change: Callable[[Any], object]) -> None:
+    """Change what a JSON file holds."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def change_config(run: Path, section: str, **options: object) -> None:
+    """Change options of a run."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config[section].update(options)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))

@@ -8,7 +8,20 @@ import sys
 from collections.abc import Sequence
 
 import metadropout
-from metadropout.cli import attack, bench, data, demo, evaluate, export, figures, options, recipes, reproduce, train
+from metadropout.cli import (
+    attack,
+    bench,
+    data,
+    demo,
+    evaluate,
+    export,
+    figures,
+    options,
+    recipes,
+    report,
+    reproduce,
+    train,
+)
 from metadropout.cli.overrides import split_overrides
 from metadropout.errors import ConfigError, MetadropoutError
 
@@ -23,6 +36,7 @@ A run is a learner x a perturbation x a network x a data set, described by a rec
   metadropout attack runs/first --episodes 20              accuracy under adversarial attacks
   metadropout train --resume runs/first                    go on after a stop or a crash
   metadropout figures runs/first                           decision boundaries, activations and more
+  metadropout report runs/first --out report.html          all of that on one page
   metadropout reproduce table1 --scale 0.1                 all rows of a table of the paper
   metadropout options learner                              everything that --learner.X can set
 """
@@ -35,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"metadropout {metadropout.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, evaluate, attack, export, figures, reproduce, recipes, options, data, demo, bench):
+    for command in (train, evaluate, attack, export, figures, report, reproduce, recipes, options, data, demo, bench):
         command.register(commands)
     try:
         plain, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
