@@ -130,7 +130,7 @@ def test_missing_parts_are_named_on_the_page_and_by_the_command(
     text, told = Page(html).text, capsys.readouterr().err
     for part in ("checkpoint", "evaluation", "attacks", "figures"):
         assert f"maml: {part}: " in told
-        assert f": {part}: " in text
+        assert f"{part}: " in text
     for command in (f"metadropout evaluate {run}", f"metadropout train --resume {run}", f"metadropout figures {run}"):
         assert command in text
     assert "not tested yet" in text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 WIDTH, HEIGHT = 420, 260
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 54, 20, 12, 42
 """Room for the axes' labels. The whole is small, so that letters can be read at the width of a phone."""
 
 MARKERS = (

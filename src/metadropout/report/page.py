@@ -82,7 +82,7 @@ def render(report: Report) -> str:
         script=Markup(script),
         title=settings[0].title if len(settings) == 1 else f"{len(report.records)} runs in {len(settings)} settings",
         settings=settings,
-        gaps=[(record, gap) for record in report.records for gap in record.gaps],
+        gaps=sum(len(record.gaps) for record in report.records),
         learning={setting.title: learning_charts(setting) for setting in settings},
         attacks={setting.title: groups for setting in settings if (groups := attack_groups(setting))},
         legends={setting.title: _legend(setting) for setting in settings},
