@@ -25,6 +25,7 @@ import torch
 
 import metadropout as md
 from metadropout.config import build_learner
+from metadropout.data.episodes import assemble
 from metadropout.evaluation import evaluate
 from metadropout.files import write_atomically
 from metadropout.memory import keep_freed_memory
@@ -85,7 +86,15 @@ def query_loss(task: tuple[Any, Any, Any, Any]) -> tuple[Any, Any]:
     return tf.reduce_mean(cross_entropy(query_y, out)), tf.reduce_mean(tf.cast(correct, tf.float32))
 
 
-def train(out: Path, iterations: int, seed: int, threads: int) -> None:
+def draw_tasks(sampler: md.EpisodeSampler, iteration: int, shared_classes: bool) -> list[md.Episode]:
+    """Draw a meta-batch; with shared classes all tasks have those of the first, as in the authors' public code."""
+    drawn = [sampler.indices(iteration, task) for task in range(TASKS)]
+    if shared_classes:
+        drawn = [indices._replace(classes=drawn[0].classes) for indices in drawn]
+    return [assemble(sampler.images, indices, sampler.shot).to("cpu") for indices in drawn]
+
+
+def train(out: Path, iterations: int, seed: int, threads: int, shared_classes: bool) -> None:
     """Train, or go on training, and write weights and the optimiser's state to a file."""
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()
@@ -107,7 +116,7 @@ def train(out: Path, iterations: int, seed: int, threads: int) -> None:
         begin = restore(session, variables, out)
         recent, start = [], time.monotonic()
         for iteration in range(begin + 1, iterations + 1):
-            tasks = [sampler(iteration, task) for task in range(TASKS)]
+            tasks = draw_tasks(sampler, iteration, shared_classes)
             fed = [np.stack([getattr(task, name).numpy() for task in tasks]) for name in vars(tasks[0])]
             fed = [a.transpose(0, 1, 3, 4, 2) if a.ndim == 5 else a for a in fed]
             _, found = session.run([step, accuracies], dict(zip(inputs, fed, strict=True)))
@@ -166,7 +175,8 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=1000, help="of test classes; 0 to train only")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shared-classes", action="store_true", help="the same classes in all tasks of a meta-batch")
     arguments = parser.parse_args()
-    train(arguments.out, arguments.iterations, arguments.seed, arguments.threads)
+    train(arguments.out, arguments.iterations, arguments.seed, arguments.threads, arguments.shared_classes)
     if arguments.episodes:
         test(arguments.out, arguments.episodes)
