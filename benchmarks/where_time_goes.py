@@ -1,0 +1,60 @@
+"""Where the time of a task's meta-gradient goes, by kind of operation, on one thread.
+
+    python benchmarks/where_time_goes.py
+    python benchmarks/where_time_goes.py --setting miniimagenet --method maml
+
+The same task several times under PyTorch's profiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import get_args
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from metadropout import fused
+from metadropout.bench.problem import SETTINGS, Method, Problem
+from metadropout.memory import keep_freed_memory
+
+KINDS = {
+    "convolutions": ("Convolution",),
+    "their gradients": ("_ConvolutionGradient",),
+    "gradients of those": ("_ConvolutionGradientBackward",),
+    "noisy product, with gradients": ("NoisyProduct", "_NoisyProductGradient", "_NoisyProductGradientBackward"),
+    "norm, ReLU, pooling, with gradients": ("NormReluPool", "_NormReluPoolGradient", "_NormReluPoolGradientBackward"),
+    "drawing noise": ("aten::normal_",),
+}
+"""Names of the profiler's events; all others are 'the rest'."""
+
+
+def shares(problem: Problem, rounds: int) -> tuple[float, dict[str, float]]:
+    """Return the seconds of a task, and the share of each kind of operation."""
+    learner = problem.learner()
+    learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    episode = problem.episodes()[0]
+    learner.task_gradient(episode, generator=problem.noise(0))  # warms up, and builds the kernels if need be
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for number in range(rounds):
+            learner.task_gradient(episode, generator=problem.noise(number))
+    times = {event.key: event.self_cpu_time_total for event in profiler.key_averages()}
+    total = sum(times.values())
+    found = {kind: sum(times.get(name, 0) for name in names) / total for kind, names in KINDS.items()}
+    return total / 1e6 / rounds, {**found, "the rest": 1 - sum(found.values())}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setting", choices=list(SETTINGS), default="omniglot-20way")
+    parser.add_argument("--method", choices=get_args(Method), default="metadropout")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    if not fused.available():
+        raise SystemExit("there are no fused kernels here (no compiler?): PyTorch's own profiler tells more")
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    seconds, found = shares(Problem(SETTINGS[arguments.setting], arguments.method), arguments.rounds)
+    print(f"{arguments.method}, {arguments.setting}: {seconds:.3f} s per task")
+    for kind, share in found.items():
+        print(f"  {kind:36s} {100 * share:5.1f} %")
