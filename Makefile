@@ -14,7 +14,7 @@ demo: $(READY)
 
 # With METADROPOUT_DATA set to a folder with Omniglot or CIFAR-100, the tests on real data run, too.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -80,6 +80,9 @@ class Runs:
     def __reduce__(self) -> Any:
         return self.call
 
+    def __repr__(self) -> str:  # names the test, the same in every process
+        return f"{self.call[0].__name__}{self.call[1]}"
+
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"image_data": x}, lambda x: [np.zeros(2), (x,)]])
