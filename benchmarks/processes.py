@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -54,17 +55,26 @@ def rate_of_training(options: argparse.Namespace, processes: int) -> float:
         command = [sys.executable, *launcher, "-m", "metadropout", "train", RECIPE, "--out", str(out)]
         command += [text for name, value in changes.items() for text in (f"--{name}", str(value))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"training failed with status {done.returncode}:\n{done.stderr}")
         rates = [line["tasks_per_second"] for line in read_metrics(out / "metrics.jsonl") if line["kind"] == "training"]
     return float(rates[-1])
 
 
+def rate_of_strangers(options: argparse.Namespace) -> float:
+    """Train two runs at once that share nothing but the machine, and return the tasks per second of both."""
+    with ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(lambda _: rate_of_training(options, 1), range(2)))
+
+
 def compare_processes(options: argparse.Namespace) -> None:
-    """Print tasks per second of one process and of two."""
+    """Print tasks per second of one process, of two, and of two that do not wait for each other: the most to be had."""
     report(
         options.rounds,
         {
             "1 process, 1 thread": lambda: rate_of_training(options, 1),
+            "2 runs at once that share nothing": lambda: rate_of_strangers(options),
             "2 processes by torchrun, 1 thread each": lambda: rate_of_training(options, 2),
         },
     )
@@ -106,16 +116,16 @@ def compare_threads(options: argparse.Namespace) -> None:
 
 
 def report(rounds: int, sides: dict[str, Callable[[], float]]) -> None:
-    """Measure by turns and print the rates of all sides, and the last one's ratio to the first."""
+    """Measure by turns and print the rates of all sides, and their ratios to the first."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, measure in sides.items():
             rates[name].append(measure())
+    first = next(iter(rates.values()))
     for name, values in rates.items():
-        print(f"  {name:50s} {statistics.median(values):8.2f} tasks/s")
-    first, *_, last = rates.values()
-    ratios = [b / a for a, b in zip(first, last, strict=True)]
-    print(f"  ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
+        ratios = [b / a for a, b in zip(first, values, strict=True)]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"  {name:50s} {statistics.median(values):8.2f} tasks/s, ratio {spread}", flush=True)
 
 
 if __name__ == "__main__":
