@@ -12,7 +12,7 @@ from metadropout.noise import NoiseStream
 
 def prepare(problem: Problem) -> Work:
     """Return one meta-iteration up to the averaged gradient."""
-    weights, adapted = split_weights(problem)
+    weights, adapted = weights_and_adapted_names(problem)
     episodes, setting = problem.episodes(), problem.setting
 
     def iterate() -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ def prepare(problem: Problem) -> Work:
     return iterate
 
 
-def split_weights(problem: Problem) -> tuple[dict[str, Tensor], list[str]]:
+def weights_and_adapted_names(problem: Problem) -> tuple[dict[str, Tensor], list[str]]:
     """Return all weights, and the names of those that the inner loop adapts."""
     weights = {name: p.detach().requires_grad_() for name, p in problem.learner().named_parameters()}
     return weights, [name for name in weights if name.startswith("network.") and ".norm." not in name]

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from metadropout.bench.plain import logits, split_weights
+from metadropout.bench.plain import logits, weights_and_adapted_names
 from metadropout.bench.problem import Problem, Work
 
 
 def prepare(problem: Problem, samples: int) -> Work:
     """Return one task of an evaluation: inner steps on the mean loss of the samples, then the query images."""
-    weights, adapted = split_weights(problem)
+    weights, adapted = weights_and_adapted_names(problem)
     episode, setting = problem.episodes()[0], problem.setting
 
     def adapt_and_classify() -> dict[str, Tensor]:
