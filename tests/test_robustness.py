@@ -135,6 +135,19 @@ def test_a_second_call_skips_what_is_done_and_adds_episodes_and_radii(run: Path,
     assert record(whole, "run")[1:] == now[1:]
 
 
+def test_norms_have_radii_of_their_own_in_one_call(run: Path, tmp_path: Path) -> None:
+    chosen = ["--norm", "linf", "--epsilon", "0.1", "0.02", "--norm", "l1", "--epsilon", "2.5"]
+    assert attack([run], tmp_path, *chosen, "--episodes", "1") == 0
+    rows = json.loads((tmp_path / "robustness.json").read_text())["results"]
+    assert {(row["norm"], row["radius"]) for row in rows} == {
+        ("l1", 0),
+        ("l1", 2.5),
+        ("linf", 0),
+        ("linf", 0.02),
+        ("linf", 0.1),
+    }
+
+
 def test_a_stop_keeps_what_was_measured(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--norm", "linf", "--epsilon", "0.1", "--episodes", "3"]
     original = Attack.on
@@ -224,6 +237,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "a negative radius": (Path.exists, ["--norm", "l2", "--epsilon=-1"], "--epsilon is -1; a radius must be"),
     "a radius that is no number": (Path.exists, ["--norm", "l2", "--epsilon", "nan"], "--epsilon is nan; a radius"),
     "a radius without norm": (Path.exists, ["--epsilon", "1"], "--epsilon needs --norm l1, l2 or linf"),
+    "a radius before its norm": (Path.exists, ["--epsilon", "1", "--norm", "l2"], "--epsilon needs --norm l1, l2 or"),
     "no steps": (Path.exists, ["--steps", "0"], "--steps is 0; it must be at least 1"),
     "an option of training": (Path.exists, ["--learner.steps", "3"], "--learner.steps cannot change here"),
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), [], "there is no checkpoint yet; train the run"),

@@ -28,6 +28,8 @@ from metadropout.robustness import COLOUR_RADII, GREY_RADII, Attack, Curves, Tar
 from metadropout.runs import Run
 from metadropout.training import TESTING, episode_sampler, open_splits
 
+ALL = "all"
+
 PROTOCOLS = {
     "transductive": "Transductive: the query images of a task are normalised together, so they depend on each other.\n"
     "They are attacked jointly, and the strongest attack is chosen for all of them as a whole.",
@@ -38,8 +40,20 @@ PROTOCOLS = {
 EPILOG = """\
   metadropout attack runs/maml runs/metadropout --episodes 100 --out runs/robustness
 attacks both runs on the same 100 episodes with all norms at the paper's radii. Call it again after a stop, with more
-episodes or with more radii: what is done is skipped. docs/robustness.md says how the attack works.
+episodes or with more radii: what is done is skipped.
+  metadropout attack runs/maml --norm l1 --epsilon 2.5 5 --norm l2 --epsilon 0.5 1 2
+attacks with radii of your own. docs/robustness.md says how the attack works.
 """
+
+
+class _RadiiOfNorm(argparse.Action):
+    """Keeps radii with the norm that stands before them on the command line."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: object = None
+    ) -> None:
+        norm = namespace.norm[-1] if namespace.norm else ALL
+        namespace.epsilon = namespace.epsilon | {norm: values}
 
 
 def register(commands: Any) -> None:
@@ -55,9 +69,21 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folders of runs on the same tasks")
-    parser.add_argument("--norm", choices=[*NORMS, "all"], default="all", help="which ball (default: all three)")
     parser.add_argument(
-        "--epsilon", type=float, nargs="+", metavar="E", help="radii of a norm (default: the paper's for Omniglot)"
+        "--norm",
+        choices=[*NORMS, ALL],
+        action="append",
+        default=[],
+        help="which ball; may be given several times (default: all three)",
+    )
+    parser.add_argument(
+        "--epsilon",
+        type=float,
+        nargs="+",
+        metavar="E",
+        action=_RadiiOfNorm,
+        default={},
+        help="radii of the norm named before them (default: the paper's for Omniglot)",
     )
     parser.add_argument("--steps", type=int, default=200, help="steps from each start (default: 200, as in the paper)")
     parser.add_argument(
@@ -184,11 +210,11 @@ def as_markdown(results: Mapping[str, Curves]) -> str:
 
 def _check(namespace: argparse.Namespace) -> None:
     check_at_least_one(namespace, "episodes", "mc_samples", "steps", "restarts")
-    for radius in namespace.epsilon or []:
+    for radius in (radius for radii in namespace.epsilon.values() for radius in radii):
         if not 0 <= radius < math.inf:
             raise ConfigError(f"--epsilon is {radius:g}; a radius must be a number of 0 or more")
-    if namespace.epsilon and namespace.norm == "all":
-        raise ConfigError("--epsilon needs --norm l1, l2 or linf: a radius means something else in each norm")
+    if ALL in namespace.epsilon:
+        raise ConfigError("--epsilon needs --norm l1, l2 or linf before it: a radius means something else in each norm")
     names = [folder.resolve().name for folder in namespace.folders]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"two runs are called {twice[0]}: their results would go to the same file; rename one")
@@ -197,8 +223,8 @@ def _check(namespace: argparse.Namespace) -> None:
 def _radii(namespace: argparse.Namespace, splits: Splits) -> dict[Norm, list[float]]:
     """Return for each norm the radii above 0 in rising order."""
     usual = GREY_RADII if splits.train.image_shape.channels == 1 else COLOUR_RADII
-    norms = NORMS if namespace.norm == "all" else (namespace.norm,)
-    return {norm: sorted({float(r) for r in namespace.epsilon or usual[norm] if r > 0}) for norm in norms}
+    norms = [norm for norm in NORMS if not namespace.norm or norm in namespace.norm or ALL in namespace.norm]
+    return {norm: sorted({float(r) for r in namespace.epsilon.get(norm, usual[norm]) if r > 0}) for norm in norms}
 
 
 def _out_folder(namespace: argparse.Namespace) -> Path:

@@ -156,10 +156,10 @@ class RunRecord:
             options += ["--state", test.state] if test.state != "last" else []
             options += ["--episode-list", test.episode_list] if test.episode_list else []
             lines.append(command("evaluate", self.run.folder, *options))
-        return lines + (self._attack_commands(self.attack) if self.attack else [])
+        return lines + ([self._attack_command(self.attack)] if self.attack else [])
 
-    def _attack_commands(self, attack: Record) -> list[str]:
-        """Return the command that attacks at the usual radii, or one for each norm where they were others."""
+    def _attack_command(self, attack: Record) -> str:
+        """Return the command that attacks in the same way; the radii are named where they are not the usual ones."""
         options: list[object] = ["--episodes", len(attack.episodes)]
         for name in ("steps", "restarts", "mc_samples", "seed"):
             options += [f"--{name.replace('_', '-')}", attack.measured[name]]
@@ -171,8 +171,10 @@ class RunRecord:
             for norm, left in episode.attacked.items():
                 radii.setdefault(norm, set()).update(left)
         usual = [{norm: {r for r in choice[norm] if r} for norm in choice} for choice in (GREY_RADII, COLOUR_RADII)]
-        chosen = [["--norm", norm, "--epsilon", *(f"{r:g}" for r in sorted(radii[norm]))] for norm in radii]
-        return [command("attack", self.run.folder, *options, *words) for words in ([[]] if radii in usual else chosen)]
+        if radii not in usual:
+            for norm, chosen in radii.items():
+                options += ["--norm", norm, "--epsilon", *(f"{r:g}" for r in sorted(chosen))]
+        return command("attack", self.run.folder, *options)
 
 
 def command(name: str, folder: Path, *options: object) -> str:
