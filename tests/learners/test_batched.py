@@ -57,7 +57,11 @@ def test_equals_one_task_after_the_other_on_every_network(
     assert_batched_equals_loop(make_learner("metasgd", perturbation, network, inductive=inductive))
 
 
-@pytest.mark.parametrize("options", [{"first_order": True}, {"checkpoint_steps": True}, {"steps": 0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"first_order": True}, {"norm_second_order": False}, {"checkpoint_steps": True}, {"steps": 0}],
+    ids=str,
+)
 def test_goes_with_the_learners_other_options(options: dict[str, Any], conv4: md.Conv4) -> None:
     name = "none" if "first_order" in options else "metadropout"
     learner = md.MAML(conv4, make_perturbation(name, conv4), **{"inner_lr": 0.05, "steps": 2, **options})

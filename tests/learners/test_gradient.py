@@ -9,11 +9,13 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from toys import UsersModel, make_episode, randomise
 
 import metadropout as md
 from metadropout.networks import Normalisation
+from metadropout.networks.functional import BATCH_NORMS
 from metadropout.perturbations import Pass
 
 LEARNERS = {"maml": md.MAML, "metasgd": md.MetaSGD}
@@ -194,6 +196,36 @@ def test_first_order_maml_is_the_gradient_at_the_adapted_weights(conv4: md.Conv4
         torch.testing.assert_close(gradients[name], expected)
     second_order = md.MAML(conv4, inner_lr=0.1, steps=2).task_gradient(episode).gradients
     assert not torch.allclose(gradients["network.blocks.1.conv.weight"], second_order["network.blocks.1.conv.weight"])
+
+
+def test_without_their_second_derivative_what_comes_back_through_normalisations_is_constant(network: nn.Module) -> None:
+    episode = make_episode()
+    learner = md.MAML(network, inner_lr=0.1, steps=2, norm_second_order=False)
+    result = learner.task_gradient(episode)
+
+    def cut(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        x = inputs[0].clone()
+        x.register_hook(lambda g: g.detach())
+        return x
+
+    model = copy.deepcopy(network).eval()
+    for module in model.modules():
+        if isinstance(module, BATCH_NORMS):
+            module.train().register_forward_pre_hook(cut)
+    start = dict(model.named_parameters())
+    weights = dict(start)
+    names = [name.removeprefix("network.") for name in learner.adapted_names]
+    for _ in range(learner.steps):
+        loss = F.cross_entropy(functional_call(model, weights, (episode.support_x,)), episode.support_y)
+        gradients = torch.autograd.grad(loss, [weights[name] for name in names], create_graph=True)
+        weights |= {name: weights[name] - 0.1 * g for name, g in zip(names, gradients, strict=True)}
+    loss = F.cross_entropy(functional_call(model, weights, (episode.query_x,)), episode.query_y)
+    torch.testing.assert_close(result.loss, loss.detach())
+    for name, expected in zip(start, torch.autograd.grad(loss, list(start.values())), strict=True):
+        torch.testing.assert_close(result.gradients[f"network.{name}"], expected, rtol=1e-7, atol=1e-9)
+    exact = md.MAML(network, inner_lr=0.1, steps=2).task_gradient(episode)
+    assert torch.equal(exact.loss, result.loss)
+    assert any(not torch.allclose(exact.gradients[n], g, rtol=1e-3) for n, g in result.gradients.items())
 
 
 def test_noise_without_a_source_is_an_error(conv4: md.Conv4, episode: md.Episode) -> None:

@@ -46,6 +46,10 @@ def test_gradients_are_the_same(perturbation: str, kind: str, inductive: bool, c
     assert_same(*both_ways(kind, perturbation, conv4, inductive=inductive))
 
 
+def test_gradients_are_the_same_without_normalisations_second_derivative(conv4: md.Conv4) -> None:
+    assert_same(*both_ways("maml", "metadropout", conv4, norm_second_order=False))
+
+
 @pytest.mark.parametrize("kernels", ["plain", "fused"])
 def test_gradients_are_the_same_on_every_network(network: nn.Module, kernels: str) -> None:
     if kernels == "plain":

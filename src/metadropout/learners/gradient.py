@@ -45,6 +45,8 @@ class GradientLearner(Learner):
         inner_lr: step size of the inner steps.
         steps: number of inner steps.
         first_order: leave the derivative of the inner gradients out: faster, less exact.
+        norm_second_order: false takes the gradients that come back through batch normalisations for constants when
+            inner gradients are differentiated: no part of the method, but what the authors' program does in effect.
         inductive: normalise query images one by one with statistics of the support images, not with those of
             the query batch (transductive, as MAML and the paper do).
         adapted: names of the network's parameters that the inner steps change; by default all but normalisation's.
@@ -63,6 +65,7 @@ class GradientLearner(Learner):
         inner_lr: float = 0.1,
         steps: int = 5,
         first_order: bool = False,
+        norm_second_order: bool = True,
         inductive: bool = False,
         adapted: Sequence[str] | None = None,
         images_per_pass: int = 256,
@@ -88,7 +91,9 @@ class GradientLearner(Learner):
         self.first_order, self.inductive, self.images_per_pass = first_order, inductive, images_per_pass
         self.precision: Precision = precision
         self.checkpoint_steps = checkpoint_steps
-        self._function = FunctionalNetwork(network, self.perturbation.sites, self.perturbation.input_sites, precision)
+        self._function = FunctionalNetwork(
+            network, self.perturbation.sites, self.perturbation.input_sites, precision, norm_second_order
+        )
         self._calls_checked = False
         self.adapted_names = self._names_to_adapt(adapted)
         if not self.adapted_names:

@@ -18,6 +18,7 @@ from metadropout.networks.normalisation import (
     OffsetNorm,
     batch_normalise,
     batch_statistics,
+    constant_gradient,
     normalise_with,
 )
 from metadropout.networks.precision import Precision
@@ -78,6 +79,7 @@ class FunctionalNetwork:
         outputs: names of the layers whose outputs a hook may replace.
         inputs: names of the layers whose inputs a hook may replace.
         precision: of the convolutions.
+        norm_second_order: whether gradients that come back through batch normalisations can be differentiated again.
     """
 
     def __init__(
@@ -86,11 +88,12 @@ class FunctionalNetwork:
         outputs: Iterable[str] = (),
         inputs: Iterable[str] = (),
         precision: Precision = "full",
+        norm_second_order: bool = True,
     ) -> None:
         lazy = [name for name, p in network.named_parameters() if isinstance(p, UninitializedParameter)]
         if lazy:
             raise ValueError(f"'{lazy[0]}' has no shape yet: run one batch of images through the network first")
-        self._network, self._precision = network, precision
+        self._network, self._precision, self._norm_second_order = network, precision, norm_second_order
         self._current = _Call()
         self._structure = self._copy_of(network)
         # A parameter that stands under two names must be given under both.
@@ -206,6 +209,8 @@ class _BatchStatisticsNorm(nn.Module):
         self._owner = [owner]  # in a list, so that nothing takes it for a part of this module
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self._owner[0]._norm_second_order:
+            x = constant_gradient(x)
         how = self._owner[0]._current.normalisation
         if how.given is not None:
             mean, variance = how.given[self.name]
@@ -229,6 +234,8 @@ class _NormReluPool(_BatchStatisticsNorm):
         how = self._owner[0]._current.normalisation
         if how.given is not None or how.collected is not None:
             return F.max_pool2d(F.relu(super().forward(x)), kernel_size=2)
+        if not self._owner[0]._norm_second_order:
+            x = constant_gradient(x)
         return norm_relu_pool(x, self.bias, self.eps, how.groups)
 
 

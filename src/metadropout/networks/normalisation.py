@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,6 +43,29 @@ def batch_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
     over = [1, *range(3, grouped.dim())]
     variance, mean = torch.var_mean(grouped, dim=over, correction=0, keepdim=True)
     return scale_and_offset(((grouped - mean) * torch.rsqrt(variance + eps)).flatten(0, 1), weight, bias)
+
+
+class _ConstantGradient(torch.autograd.Function):
+    """The identity, whose gradient is a constant to whoever differentiates it again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g.detach()
+
+
+def constant_gradient(x: Tensor) -> Tensor:
+    """Return x; the gradient that comes back through it has its value but no derivative of its own."""
+    return _ConstantGradient.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
