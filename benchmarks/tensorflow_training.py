@@ -6,6 +6,9 @@
 The golden values pin one task. This pins what surrounds it: initial values, averaging, clipping, the optimiser. The
 weights that it ends with are put into this library's learner and tested on the episodes of `metadropout evaluate`.
 Stopped, it goes on where it was, with a new stream of noise.
+
+`--normalisation fused`, the default, is what the authors' program uses. Inside `tf.map_fn` TensorFlow silently leaves
+its second derivative out; `--learner.norm_second_order false` does the same. `exact` is written out and has it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import io
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +56,17 @@ def weights(scope: str, outputs: int) -> dict[str, Any]:
     return found
 
 
-def logits(x: Any, theta: dict[str, Any], phi: dict[str, Any], noise: bool) -> Any:
+def normalise(f: Any, offset: Any, fused: bool) -> Any:
+    """Normalise by the statistics of the batch, with TensorFlow's fused operation or by operations written out."""
+    if fused:
+        return tf.nn.fused_batch_norm(f, tf.ones([64]), offset, epsilon=1e-3, is_training=True)[0]
+    # Not by tf.nn.moments: it takes the mean in the variance for a constant, so its second derivative is not exact.
+    mean = tf.reduce_mean(f, [0, 1, 2], keepdims=True)
+    variance = tf.reduce_mean(tf.square(f - mean), [0, 1, 2], keepdims=True)
+    return (f - mean) * tf.rsqrt(variance + 1e-3) + offset
+
+
+def logits(x: Any, theta: dict[str, Any], phi: dict[str, Any], noise: bool, fused: bool) -> Any:
     """Run Conv4 on images of shape (n, 28, 28, 1); noise on support images only."""
     for layer in range(4):
         w, b = f"w{layer}", f"b{layer}"
@@ -61,9 +75,7 @@ def logits(x: Any, theta: dict[str, Any], phi: dict[str, Any], noise: bool) -> A
         f *= tf.nn.softplus(a + tf.random_normal(tf.shape(a)) if noise else a)
         with tf.variable_scope("norm", reuse=tf.AUTO_REUSE):
             offset = tf.get_variable(f"offset{layer}", [64], initializer=tf.zeros_initializer())
-        mean, variance = tf.nn.moments(f, [0, 1, 2])
-        f = tf.nn.batch_normalization(f, mean, variance, offset, None, 1e-3)
-        x = tf.nn.max_pool2d(tf.nn.relu(f), 2, 2, "VALID")
+        x = tf.nn.max_pool2d(tf.nn.relu(normalise(f, offset, fused)), 2, 2, "VALID")
     x = tf.reshape(x, [-1, 64])
     out = tf.matmul(x, theta["head_w"]) + theta["head_b"]
     if noise:
@@ -72,16 +84,16 @@ def logits(x: Any, theta: dict[str, Any], phi: dict[str, Any], noise: bool) -> A
     return out
 
 
-def query_loss(task: tuple[Any, Any, Any, Any]) -> tuple[Any, Any]:
+def query_loss(task: tuple[Any, Any, Any, Any], fused: bool) -> tuple[Any, Any]:
     """Adapt to one task; return loss and accuracy on its query images."""
     support_x, support_y, query_x, query_y = task
     theta, phi = weights("theta", WAY), weights("phi", 1)
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
     for _ in range(STEPS):
-        loss = tf.reduce_mean(cross_entropy(support_y, logits(support_x, theta, phi, noise=True)))
+        loss = tf.reduce_mean(cross_entropy(support_y, logits(support_x, theta, phi, True, fused)))
         gradients = tf.gradients(loss, list(theta.values()))
         theta = {name: w - INNER_LR * g for (name, w), g in zip(theta.items(), gradients, strict=True)}
-    out = logits(query_x, theta, phi, noise=False)
+    out = logits(query_x, theta, phi, False, fused)
     correct = tf.equal(tf.argmax(out, 1, output_type=tf.int32), query_y)
     return tf.reduce_mean(cross_entropy(query_y, out)), tf.reduce_mean(tf.cast(correct, tf.float32))
 
@@ -94,7 +106,7 @@ def draw_tasks(sampler: md.EpisodeSampler, iteration: int, shared_classes: bool)
     return [assemble(sampler.images, indices, sampler.shot).to("cpu") for indices in drawn]
 
 
-def train(out: Path, iterations: int, seed: int, threads: int, shared_classes: bool) -> None:
+def train(out: Path, iterations: int, seed: int, threads: int, shared_classes: bool, fused: bool) -> None:
     """Train, or go on training, and write weights and the optimiser's state to a file."""
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()
@@ -102,7 +114,8 @@ def train(out: Path, iterations: int, seed: int, threads: int, shared_classes: b
     images = [tf.placeholder(tf.float32, [TASKS, None, 28, 28, 1]) for _ in range(2)]
     labels = [tf.placeholder(tf.int32, [TASKS, None]) for _ in range(2)]
     inputs = images[0], labels[0], images[1], labels[1]
-    losses, accuracies = tf.map_fn(query_loss, inputs, dtype=(tf.float32, tf.float32), parallel_iterations=TASKS)
+    kinds = (tf.float32, tf.float32)
+    losses, accuracies = tf.map_fn(partial(query_loss, fused=fused), inputs, dtype=kinds, parallel_iterations=TASKS)
     optimizer = tf.train.AdamOptimizer(META_LR)
     gradients = optimizer.compute_gradients(tf.reduce_mean(losses))
     step = optimizer.apply_gradients([(tf.clip_by_value(g, -CLIP, CLIP), v) for g, v in gradients])
@@ -175,8 +188,16 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=1000, help="of test classes; 0 to train only")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--normalisation", choices=["fused", "exact"], default="fused")
     parser.add_argument("--shared-classes", action="store_true", help="the same classes in all tasks of a meta-batch")
     arguments = parser.parse_args()
-    train(arguments.out, arguments.iterations, arguments.seed, arguments.threads, arguments.shared_classes)
+    train(
+        arguments.out,
+        arguments.iterations,
+        arguments.seed,
+        arguments.threads,
+        arguments.shared_classes,
+        arguments.normalisation == "fused",
+    )
     if arguments.episodes:
         test(arguments.out, arguments.episodes)

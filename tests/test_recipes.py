@@ -30,6 +30,7 @@ PAPER = {
     "miniimagenet-5way-5shot": (5, 5, 4, 0.01, 60_000, 1e-4, 32),
 }
 PUBLIC = {
+    "public-omniglot-5way-1shot-metadropout": (5, 1, 4, 0.1, 2000, 1e-3, 64),
     "public-omniglot-20way-1shot-maml": (20, 1, 4, 0.1, 60_000, 1e-3, 64),
     "public-omniglot-20way-1shot-metadropout": (20, 1, 4, 0.1, 60_000, 3e-4, 64),
     "public-omniglot-20way-5shot-metadropout": (20, 5, 4, 0.4, 60_000, 1e-3, 64),
