@@ -211,7 +211,9 @@ class _BatchStatisticsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self._owner[0]._norm_second_order:
             x = constant_gradient(x)
-        how = self._owner[0]._current.normalisation
+        return self._normalise(x, self._owner[0]._current.normalisation)
+
+    def _normalise(self, x: Tensor, how: Normalisation) -> Tensor:
         if how.given is not None:
             mean, variance = how.given[self.name]
             return normalise_with(x, mean, variance, self.weight, self.bias, self.eps)
@@ -230,12 +232,9 @@ class _NormReluPool(_BatchStatisticsNorm):
     def __init__(self, norm: _BatchStatisticsNorm) -> None:
         super().__init__(norm.name, norm, norm._owner[0])
 
-    def forward(self, x: Tensor) -> Tensor:
-        how = self._owner[0]._current.normalisation
+    def _normalise(self, x: Tensor, how: Normalisation) -> Tensor:
         if how.given is not None or how.collected is not None:
-            return F.max_pool2d(F.relu(super().forward(x)), kernel_size=2)
-        if not self._owner[0]._norm_second_order:
-            x = constant_gradient(x)
+            return F.max_pool2d(F.relu(super()._normalise(x, how)), kernel_size=2)
         return norm_relu_pool(x, self.bias, self.eps, how.groups)
 
 
