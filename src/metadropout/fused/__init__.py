@@ -74,7 +74,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         and weight.shape[2:] == (3, 3)
         and weight.shape[1] == x.shape[1]
         and weight.shape[0] % CHANNELS == 0
-        and (weight.shape[1] % CHANNELS == 0 or (weight.shape[1] <= FEW and not x.requires_grad))
+        and (weight.shape[1] % CHANNELS == 0 or weight.shape[1] <= FEW)
         and all(_same_kind(t, x) for t in (weight, bias) if t is not None)
     ):
         return Convolution.apply(x, weight, bias)[0]  # type: ignore[no-any-return, no-untyped-call]

@@ -30,6 +30,7 @@ _SIGNATURES = {  # how many integers, floating-point numbers and tensors each ke
     "convolution_gradient": (8, 0, 4),
     "convolution_gradient_end": (3, 0, 4),
     "patches": (6, 0, 4),
+    "patches_turned": (6, 0, 4),
     "patches_gradient": (8, 0, 3),
     "patches_gradient_end": (3, 0, 3),
 }

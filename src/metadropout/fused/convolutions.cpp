@@ -348,6 +348,35 @@ extern "C" void patches_float32(Int first, Int last, Int height, Int width, Int 
     }
 }
 
+// The gradient of those images, g * w turned round, + also: what each pixel of g gives to the patch around it.
+extern "C" void patches_turned_float32(Int first, Int last, Int height, Int width, Int C, Int K, const float* g,
+                                       const float* w, const float* also, float* out) {
+    const Images input = {height, width, C};
+    const Int depth = 9 * C, columns = (depth + WIDE - 1) / WIDE * WIDE;
+    const Int row = (width + 2) * C, size = (height + 2) * row;
+    const Buffer weights = zeros(K * columns), shares = buffer(width * columns), padded = buffer(size);
+    for (Int k = 0; k < K; ++k)
+        for (Int j = 0; j < depth; ++j) weights[in_panels(k, K, j)] = w[k * depth + j];
+    for (Int image = first; image < last; ++image) {
+        std::memset(padded.get(), 0, sizeof(float) * size);
+        for (Int y = 0; y < height; ++y) {
+            const float* from = g + (image * height + y) * width * K;
+            for (Int j = 0; j < columns; j += WIDE)
+                multiply(width, [=](Int pixel, Int k) { return from[pixel * K + k]; }, weights.get() + j * K, WIDE, K,
+                         false, shares.get() + j, columns);
+            for (Int pixel = 0; pixel < width; ++pixel)
+                for (Int dy = 0; dy < 3; ++dy)
+                    for (Int i = 0; i < 3 * C; ++i)
+                        padded[(y + dy) * row + pixel * C + i] += shares[pixel * columns + dy * 3 * C + i];
+        }
+        for (Int y = 0; y < height; ++y) {
+            const Int start = (image * height + y) * input.row();
+            const float* sums = &padded[(y + 1) * row + C];
+            for (Int i = 0; i < input.row(); ++i) out[start + i] = sums[i] + (also ? also[start + i] : 0);
+        }
+    }
+}
+
 // The gradients of weights and bias from some parts of the images: (parts, 9 c + 1, k) in panels.
 extern "C" void patches_gradient_float32(Int first, Int last, Int parts, Int n, Int height, Int width, Int C, Int K,
                                          const float* x, const float* g, float* g_u) {

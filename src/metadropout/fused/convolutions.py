@@ -108,16 +108,21 @@ def _convolve(
         bias: (out_channels,).
         also: images of the result's shape.
     """
+    if x.shape[1] <= FEW and x2 is not None and weight2 is not None:
+        x, weight = channels_last(torch.cat([x, x2], dim=1)), torch.cat([weight, weight2], dim=1)
     n, channels, height, width = x.shape
     out_channels = weight.shape[1 if turned else 0]
     bias = None if bias is None else bias.contiguous()
+    also = None if also is None else channels_last(also)
     out = torch.empty((n, out_channels, height, width), dtype=x.dtype, memory_format=torch.channels_last)
-    if channels <= FEW:
+    if out_channels <= FEW:  # turned, always
+        run_over("patches_turned", x, height, width, out_channels, channels, x, channels_last(weight), also, out)
+        return out
+    if channels <= 2 * FEW:
         run_over("patches", out, height, width, channels, out_channels, x, channels_last(weight), bias, out)
         return out
     u = _transformed(weight, turned)
     u2 = None if weight2 is None else _transformed(weight2, turned)
-    also = None if also is None else channels_last(also)
     run_over("convolution", x, height, width, channels, out_channels, x, u, x2, u2, bias, also, out)
     return out
 
