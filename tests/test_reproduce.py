@@ -46,7 +46,7 @@ def test_the_runs_of_the_robustness_study_are_trained_and_attacked(
 ) -> None:
     rows = ["--rows", "maml", "adversarial-l2-large"]
     assert main(["reproduce", "robustness", "--out", str(tmp_path), *TINY, *rows]) == 0
-    runs = [str(tmp_path / f"glyphs-5way-1shot-{row}-seed0") for row in rows[1:]]
+    runs = sorted(map(str, tmp_path.glob("glyphs-5way-1shot-*")))  # as a user would name them: nothing else is there
     assert main(["attack", *runs, "--episodes", "1", "--steps", "2", "--out", str(tmp_path / "attacks")]) == 0
     assert "| glyphs-5way-1shot-adversarial-l2-large-seed0 |" in capsys.readouterr().out
     table = tables()["robustness"]
@@ -61,6 +61,25 @@ def test_the_runs_of_the_robustness_study_are_trained_and_attacked(
         overrides={},
     )
     assert len({job.folder for job in jobs}) == 2 * 2 * 11
+
+
+def test_a_fraction_is_one_of_the_iterations_that_are_asked_for(tmp_path: Path) -> None:
+    jobs = plan(
+        tables()["table2"],
+        scale=0.1,
+        settings=["cifar-fs-5way-1shot"],
+        rows=["mixup-0.2", "mixup-1"],
+        seeds=[0, 1],
+        episodes=1,
+        out=tmp_path,
+        overrides={"training.iterations": 1000},
+    )
+    assert len({job.log for job in jobs}) == 4
+    for job in jobs:
+        assert job.config.training.iterations == 100
+        train, _ = job.commands()
+        options = dict(zip(train[2::2], train[3::2], strict=True))
+        assert options["--training.iterations"] == "100"  # the last one is what counts
 
 
 def test_a_folder_with_another_run_and_wrong_names_are_refused(
@@ -84,7 +103,7 @@ def test_a_run_that_fails_is_named_with_its_log_and_the_others_are_printed(
     out, err = capsys.readouterr()
     assert "| MAML | not yet | – |" in out
     assert "glyphs-5way-1shot-maml-seed0: stopped with status 1; its log is" in err
-    assert "lower learner.inner_lr" in (tmp_path / "glyphs-5way-1shot-maml-seed0.log").read_text()
+    assert "lower learner.inner_lr" in (tmp_path / "logs" / "glyphs-5way-1shot-maml-seed0.log").read_text()
 
 
 def test_a_stop_reaches_the_runs_which_save_and_go_on_later(tmp_path: Path) -> None:
@@ -97,7 +116,7 @@ def test_a_stop_reaches_the_runs_which_save_and_go_on_later(tmp_path: Path) -> N
     process.send_signal(signal.SIGTERM)
     _, err = finish(process)
     assert process.returncode == 130, err
-    assert "stopped by SIGTERM after iteration" in (tmp_path / "glyphs-5way-1shot-maml-seed0.log").read_text()
+    assert "stopped by SIGTERM after iteration" in (tmp_path / "logs" / "glyphs-5way-1shot-maml-seed0.log").read_text()
     with exclusive(run / ".lock", wait=False) as locked:  # nobody goes on training it
         assert locked
 

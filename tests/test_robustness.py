@@ -85,7 +85,7 @@ def test_all_runs_norms_and_radii_are_measured_on_the_episodes_of_evaluate(
     out, err = capsys.readouterr()
     assert "attacked jointly" in out
     assert "is attacked as it is" not in err  # both have been trained to their end
-    data = json.loads((tmp_path / "robustness.json").read_text())
+    data = json.loads((tmp_path / "attacks.json").read_text())
     found = {(row["run"], row["norm"], row["radius"]) for row in data["results"]}
     assert found == {(run.name, norm, r) for run in runs for norm in NORMS for r in GREY_RADII[norm]}
     for run in runs:
@@ -98,8 +98,8 @@ def test_all_runs_norms_and_radii_are_measured_on_the_episodes_of_evaluate(
             for curve in episode["attacked"].values():  # type: ignore[attr-defined]
                 falling = [episode["clean"], *curve.values()]
                 assert falling == sorted(falling, reverse=True)
-    assert (tmp_path / "robustness.png").stat().st_size > 10_000
-    assert "| ℓ∞ | clean | ε = 0.02 |" in (tmp_path / "robustness.md").read_text()
+    assert (tmp_path / "attacks.png").stat().st_size > 10_000
+    assert "| ℓ∞ | clean | ε = 0.02 |" in (tmp_path / "attacks.md").read_text()
 
 
 def test_a_second_call_skips_what_is_done_and_adds_episodes_and_radii(run: Path, tmp_path: Path) -> None:
@@ -126,19 +126,32 @@ def test_a_second_call_skips_what_is_done_and_adds_episodes_and_radii(run: Path,
         # A larger radius starts from the one below, so those are attacked again; with the same result.
         assert attack([run], out, "--norm", "l2", "--epsilon", "2", "--episodes", "1") == 0
         assert attacked == [(0, "l2", [0.5, 1.0, 2.0])]
+        attacked.clear()
+        # A record has one ladder of radii: episodes that come to it, or were left behind, are attacked with all of it.
+        assert attack([run], out, "--norm", "l2", "--epsilon", "1", "--episodes", "2") == 0
+        assert attacked == [(1, "l2", [0.5, 1.0, 2.0])]
     now = record(out, "run")
-    assert now[1] == first[1]
     larger, smaller = now[0]["attacked"]["l2"], first[0]["attacked"]["l2"]  # type: ignore[index]
     assert {radius: larger[radius] for radius in smaller} == smaller
     whole = tmp_path / "whole"
-    assert attack([run], whole, "--norm", "l2", "--epsilon", "0.5", "1", "--episodes", "3") == 0
-    assert record(whole, "run")[1:] == now[1:]
+    assert attack([run], whole, "--norm", "l2", "--epsilon", "0.5", "1", "2", "--episodes", "2") == 0
+    assert record(whole, "run") == now[:2]
+
+
+def test_runs_of_one_call_are_attacked_with_the_same_ladder_of_radii(trained: Path, tmp_path: Path) -> None:
+    runs = [trained / "maml", trained / "metadropout"]
+    assert attack(runs[:1], tmp_path, "--norm", "linf", "--epsilon", "0.02", "--epsilon", "0.1", "--episodes", "1") == 0
+    assert attack(runs, tmp_path, "--norm", "linf", "--epsilon", "0.1", "--episodes", "2") == 0
+    for run in runs:
+        assert [list(e["attacked"]["linf"]) for e in record(tmp_path, run.name)] == [["0.02", "0.1"]] * 2  # type: ignore[index]
+    rows = json.loads((tmp_path / "attacks.json").read_text())["results"]
+    assert {row["radius"] for row in rows} == {0, 0.1}
 
 
 def test_norms_have_radii_of_their_own_in_one_call(run: Path, tmp_path: Path) -> None:
     chosen = ["--norm", "linf", "--epsilon", "0.1", "0.02", "--norm", "l1", "--epsilon", "2.5"]
     assert attack([run], tmp_path, *chosen, "--episodes", "1") == 0
-    rows = json.loads((tmp_path / "robustness.json").read_text())["results"]
+    rows = json.loads((tmp_path / "attacks.json").read_text())["results"]
     assert {(row["norm"], row["radius"]) for row in rows} == {
         ("l1", 0),
         ("l1", 2.5),

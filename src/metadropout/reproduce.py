@@ -44,6 +44,11 @@ class Job:
         """Where the result is written."""
         return self.folder / "evaluation-test.json"
 
+    @property
+    def log(self) -> Path:
+        """Where its commands write; apart from the runs, so that a pattern of their names finds nothing else."""
+        return self.folder.parent / "logs" / f"{self.folder.name}.log"
+
     def result(self) -> Evaluation | None:
         """Return the result, None if the run is not trained or evaluated as asked."""
         try:
@@ -70,12 +75,13 @@ class Job:
 
     def commands(self) -> list[list[str]]:
         """Return the arguments of the commands that are still to be run: train or resume, then evaluate."""
-        iterations = ["--training.iterations", str(self.config.training.iterations), "--machine.threads", "1"]
         if (self.folder / "config.yaml").exists():
-            train = ["train", "--resume", str(self.folder), *iterations]
+            train = ["train", "--resume", str(self.folder), "--machine.threads", "1"]
         else:
             options = [text for name, value in self.overrides.items() for text in (f"--{name}", _as_text(value))]
-            train = ["train", self.recipe, "--out", str(self.folder), "--seed", str(self.seed), *iterations, *options]
+            seed = ["--seed", str(self.seed), "--machine.threads", "1"]
+            train = ["train", self.recipe, "--out", str(self.folder), *seed, *options]
+        train += ["--training.iterations", str(self.config.training.iterations)]  # the last one counts
         return [train, ["evaluate", str(self.folder), "--episodes", str(self.episodes)]]
 
 
@@ -134,13 +140,12 @@ class Worker:
         job.check_folder()
         if job.result() is not None:
             return None
-        job.folder.parent.mkdir(parents=True, exist_ok=True)
-        log = job.folder.with_suffix(".log")
+        job.log.parent.mkdir(parents=True, exist_ok=True)
         for arguments in job.commands():
-            with log.open("ab") as output:
+            with job.log.open("ab") as output:
                 status = self._call(arguments, output)
             if status != 0:
-                return f"{job.folder.name}: stopped with status {status}; its log is {log}"
+                return f"{job.folder.name}: stopped with status {status}; its log is {job.log}"
         return None
 
     def stop(self) -> None:

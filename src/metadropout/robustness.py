@@ -39,6 +39,9 @@ COLOUR_RADII: dict[Norm, tuple[float, ...]] = {
 ATTACK = 1
 """Key that keeps the attack's random starts apart from the noise of the inner steps."""
 
+Ladders = Mapping[Norm, Sequence[float]]
+"""For each norm its radii in rising order. A radius starts from the one below, so results depend on all of them."""
+
 Curves = dict[Norm, dict[float, Evaluation]]
 """Accuracies of a run by norm and radius; radius 0 is the clean accuracy."""
 
@@ -55,7 +58,7 @@ class Attack:
         seed: seed of the episodes, of the noise and of the random starts.
     """
 
-    radii: Mapping[Norm, Sequence[float]]
+    radii: Ladders
     steps: int = 200
     restarts: int = 1
     mc_samples: int = TEST_SAMPLES
@@ -117,8 +120,14 @@ class Record:
     measured: dict[str, int | str]
     """What the accuracies depend on, radii aside."""
     episodes: list[EpisodeResult] = field(default_factory=list)
+    state: str = "last"
+    """Which of the run's checkpoints was attacked."""
 
-    def curves(self, radii: Mapping[Norm, Sequence[float]], episodes: int) -> Curves:
+    def radii(self, norm: Norm) -> set[float]:
+        """Return the radii that were measured on any episode."""
+        return {radius for episode in self.episodes for radius in episode.attacked.get(norm, {})}
+
+    def curves(self, radii: Ladders, episodes: int) -> Curves:
         """Return the accuracies on the first episodes at some radii, the clean one first."""
         first = self.episodes[:episodes]
         return {
@@ -138,10 +147,10 @@ class Record:
 _RECORD = TypeAdapter(Record)
 
 
-def open_record(path: Path, run: str, measured: dict[str, int | str]) -> Record:
+def open_record(path: Path, run: str, measured: dict[str, int | str], state: str = "last") -> Record:
     """Read what has been measured before, if anything, and refuse what was measured in another way."""
     if not path.exists():
-        return Record(run, measured)
+        return Record(run, measured, state=state)
     try:
         record = _RECORD.validate_json(path.read_bytes())
     except ValidationError:
@@ -190,30 +199,24 @@ class Target:
             "mc_samples": samples,
             "seed": attack.seed,
         }
-        self.record = open_record(self.path, self.name, measured)
+        self.record = open_record(self.path, self.name, measured, state)
 
-    def missing(self, number: int) -> dict[Norm, list[float]]:
-        """Return for each norm the radii to attack with on an episode: none where all that are asked for are done.
-
-        Where some are not, those that are done are among them, because each radius starts from the one below.
-        """
+    def missing(self, number: int, ladders: Ladders) -> Ladders:
+        """Return what is to be climbed on an episode: all of a ladder, or nothing of it if that has been done."""
         if number >= len(self.record.episodes):
-            return {norm: list(radii) for norm, radii in self.attack.radii.items()}
+            return ladders
         done = self.record.episodes[number].attacked
-        return {
-            norm: sorted({*radii, *done.get(norm, {})})
-            for norm, radii in self.attack.radii.items()
-            if not set(radii) <= done.get(norm, {}).keys()
-        }
+        return {norm: radii for norm, radii in ladders.items() if set(radii) != done.get(norm, {}).keys()}
 
-    def measure(self, number: int, on_radius: Callable[[], None] = lambda: None) -> None:
+    def measure(self, number: int, ladders: Ladders, on_radius: Callable[[], None] = lambda: None) -> None:
         """Adapt to an episode, attack with all that is missing, and write the record after each norm.
 
         Args:
             number: the episode; those before it are done.
+            ladders: the radii, the same ones for all episodes and runs.
             on_radius: called after each radius, for showing progress.
         """
-        missing = self.missing(number)
+        missing = self.missing(number, ladders)
         if number < len(self.record.episodes) and not missing:
             return
         episode = self.sampler.raw(0, number).to(self.device)
@@ -232,3 +235,14 @@ class Target:
             left = self.attack.on(classify, episode, number, norm, radii, jointly=jointly, on_radius=on_radius)
             self.record.episodes[number].attacked[norm] = left
             self.record.write(self.path)
+
+
+def common_ladders(targets: Sequence[Target]) -> Ladders:
+    """Return for each norm all radii that are asked for or have been measured of any run.
+
+    One ladder for all, because a figure that started from more radii below is that of a stronger attack.
+    """
+    return {
+        norm: sorted({*radii, *(radius for target in targets for radius in target.record.radii(norm))})
+        for norm, radii in targets[0].attack.radii.items()
+    }

@@ -34,6 +34,7 @@ def test_the_noise_is_drawn_from_the_lines_that_log_it() -> None:
     np.testing.assert_allclose(run.strength["b"], [0.6, 0.8])
     np.testing.assert_allclose(run.multiplier["a"], [0.7, 0.9])
     assert "with: strength of layer 1 0.50 to 0.40 and layer 2 0.60 to 0.80" in data.caption
+    assert data.caption.endswith("without logged no noise.")
     left, right = draw_noise(data).axes
     assert [len(axis.get_lines()) for axis in (left, right)] == [2, 1]
 

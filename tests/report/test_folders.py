@@ -12,7 +12,6 @@ from toys import change_config, change_json
 
 from metadropout.errors import MetadropoutError
 from metadropout.report import read_pictures, read_runs
-from metadropout.robustness import GREY_RADII
 
 
 def gaps(run: Path) -> dict[str, tuple[str, str]]:
@@ -38,14 +37,16 @@ def test_a_run_is_read_whole(runs: list[Path]) -> None:
 
 def test_the_commands_of_tests_and_attacks_are_told_from_their_results(runs: list[Path], tmp_path: Path) -> None:
     change_json(runs[2] / "evaluation-test.json", lambda r: r.update(state="best", split="validation", seed=3))
-    attacked = {norm: dict.fromkeys(radii[1:], 0.5) for norm, radii in GREY_RADII.items()}
+    attacked = {"l2": {2.0: 0.5, 0.5: 0.5}, "linf": {0.1: 0.5}}
     (tmp_path / "attacks").mkdir()
     path = (runs[2] / "attack-metadropout.json").rename(tmp_path / "attacks" / "attack-metadropout.json")
-    change_json(path, lambda r: r.update(episodes=[{"clean": 0.5, "attacked": attacked}]))
+    change_json(path, lambda r: r.update(episodes=[{"clean": 0.5, "attacked": attacked}], state="best"))
     change_json(path, lambda r: r["measured"].update(protocol="inductive"))
     *_, evaluate, attack = read_runs([runs[2]], tmp_path / "attacks")[0].commands()
     assert evaluate.endswith("--episodes 4 --mc-samples 2 --seed 3 --split validation --state best")
-    assert attack.endswith(f"--steps 2 --restarts 1 --mc-samples 2 --seed 0 --inductive --out {tmp_path / 'attacks'}")
+    radii = "--norm l2 --epsilon 0.5 2 --norm linf --epsilon 0.1"
+    options = f"--steps 2 --restarts 1 --mc-samples 2 --seed 0 --state best --inductive --out {tmp_path / 'attacks'}"
+    assert attack.endswith(f"{options} {radii}")
 
 
 def test_what_was_never_made_is_named_with_the_command_that_makes_it(runs: list[Path]) -> None:

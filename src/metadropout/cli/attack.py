@@ -24,7 +24,7 @@ from metadropout.files import write_atomically
 from metadropout.learners.gradient import TEST_SAMPLES
 from metadropout.memory import keep_freed_memory
 from metadropout.plots import NORM_NAMES, robustness_figure, save_figure
-from metadropout.robustness import COLOUR_RADII, GREY_RADII, Attack, Curves, Target
+from metadropout.robustness import COLOUR_RADII, GREY_RADII, Attack, Curves, Target, common_ladders
 from metadropout.runs import Run
 from metadropout.training import TESTING, episode_sampler, open_splits
 
@@ -38,8 +38,8 @@ PROTOCOLS = {
 }
 
 EPILOG = """\
-  metadropout attack runs/maml runs/metadropout --episodes 100 --out runs/robustness
-attacks both runs on the same 100 episodes with all norms at the paper's radii. Call it again after a stop, with more
+  metadropout attack runs/maml runs/metadropout --episodes 100 --out runs/attacks
+attacks both runs on the same 100 episodes with all norms at the usual radii. Call it again after a stop, with more
 episodes or with more radii: what is done is skipped.
   metadropout attack runs/maml --norm l1 --epsilon 2.5 5 --norm l2 --epsilon 0.5 1 2
 attacks with radii of your own. docs/robustness.md says how the attack works.
@@ -53,7 +53,7 @@ class _RadiiOfNorm(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: object = None
     ) -> None:
         norm = namespace.norm[-1] if namespace.norm else ALL
-        namespace.epsilon = namespace.epsilon | {norm: values}
+        namespace.epsilon = namespace.epsilon | {norm: [*namespace.epsilon.get(norm, []), *values]}
 
 
 def register(commands: Any) -> None:
@@ -63,8 +63,8 @@ def register(commands: Any) -> None:
         help="accuracy of runs under adversarial attacks",
         description="Adapts trained runs to episodes of unseen classes and attacks the adapted models by projected "
         "gradient descent on the query images. Writes, to the --out folder, the accuracies of every episode "
-        "(attack-RUN.json), all means with 95 % intervals (robustness.json, robustness.md) and the figure "
-        "(robustness.png).",
+        "(attack-RUN.json), all means with 95 % intervals (attacks.json, attacks.md) and the figure "
+        "(attacks.png).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -83,7 +83,7 @@ def register(commands: Any) -> None:
         metavar="E",
         action=_RadiiOfNorm,
         default={},
-        help="radii of the norm named before them (default: the paper's for Omniglot)",
+        help="radii of the norm named before them (default: the paper's for Omniglot; ours for colour images)",
     )
     parser.add_argument("--steps", type=int, default=200, help="steps from each start (default: 200, as in the paper)")
     parser.add_argument(
@@ -103,7 +103,7 @@ def register(commands: Any) -> None:
         action="store_true",
         help="normalise query images one by one with statistics of the support images, however the runs were trained",
     )
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: the folder of the run, if it is one")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: the run's folder; needed for several runs")
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 
@@ -162,7 +162,8 @@ def open_runs(folders: Sequence[Path], overrides: Mapping[str, Any], *, inductiv
 
 def measure(targets: Sequence[Target], episodes: int) -> None:
     """Attack all runs, episode by episode, so that after a stop all have got equally far."""
-    radii = sum(len(radii) for t in targets for e in range(episodes) for radii in t.missing(e).values())
+    ladders = common_ladders(targets)
+    radii = sum(len(radii) for t in targets for e in range(episodes) for radii in t.missing(e, ladders).values())
     with ExitStack() as stack:
         for target in targets:
             try:
@@ -172,7 +173,7 @@ def measure(targets: Sequence[Target], episodes: int) -> None:
         display = stack.enter_context(CountDisplay("radii attacked", radii))
         for episode in range(episodes):
             for target in targets:
-                target.measure(episode, on_radius=display.advance)
+                target.measure(episode, ladders, on_radius=display.advance)
 
 
 def report(targets: Sequence[Target], attack: Attack, episodes: int, out: Path) -> None:
@@ -182,14 +183,14 @@ def report(targets: Sequence[Target], attack: Attack, episodes: int, out: Path) 
     protocol = str(targets[0].record.measured["protocol"])
     rows, figure = robustness_figure(results)
     measured = {target.name: target.record.measured for target in targets}
-    write_atomically(out / "robustness.json", json.dumps({"measured": measured, "results": rows}, indent=1) + "\n")
-    write_atomically(out / "robustness.md", f"{PROTOCOLS[protocol]}\n\n{text}")
+    write_atomically(out / "attacks.json", json.dumps({"measured": measured, "results": rows}, indent=1) + "\n")
+    write_atomically(out / "attacks.md", f"{PROTOCOLS[protocol]}\n\n{text}")
     print(f"{PROTOCOLS[protocol]}\n{attack.steps} steps, {episodes} episodes\n\n{text}")
     if figure is None:
         print("no figure: matplotlib is not installed (pip install 'metadropout[plots]')")
     else:
-        save_figure(figure, out / "robustness.png")
-        print(f"figure: {out / 'robustness.png'}")
+        save_figure(figure, out / "attacks.png")
+        print(f"figure: {out / 'attacks.png'}")
 
 
 def as_markdown(results: Mapping[str, Curves]) -> str:

@@ -15,8 +15,9 @@ from metadropout.report import Report, read_pictures, read_runs, render
 from metadropout.report.page import GENERATOR, Album
 
 EPILOG = """\
-  metadropout report runs/maml runs/metadropout --attacks runs/robustness --out report.html
-shows what is in the runs' folders; nothing is computed anew. What is missing is named, with the command that makes it.
+  metadropout report runs/maml runs/metadropout --attacks runs/attacks --out report.html
+shows what is in the runs' folders; nothing is computed anew. What is missing is named,
+with the command that makes it if there is one.
 """
 
 

@@ -41,8 +41,8 @@ def folder(
     """Your own images: `directory/<class>/<image>`, or `directory/{train,val,test}/<class>/<image>`.
 
     PNG, JPEG, BMP, GIF, WebP, TIFF and PPM of any size, grey or colour, turned upright by their EXIF data. Classes may
-    have different numbers of images. With folders `train` and `test` (and perhaps `val`) these are the splits,
-    otherwise the lists of classes are, otherwise the shares.
+    have different numbers of images. The splits are those of the lists of classes; without lists, the folders
+    `train` and `test` (and perhaps `val`); without those, shares of the classes.
 
     Args:
         directory: the folder, or a zip archive of it.

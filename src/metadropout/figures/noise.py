@@ -35,6 +35,8 @@ class NoiseData(FigureData):
     """The histories of one or several runs."""
 
     runs: tuple[NoiseHistory, ...]
+    without: tuple[str, ...] = ()
+    """Runs that have logged none."""
 
     @property
     def title(self) -> str:
@@ -46,6 +48,7 @@ class NoiseData(FigureData):
             "Strength of the noise on each layer (root mean square of the noise over that of the output without noise) "
             "and mean of the multiplier, for the query images of the first training task, before any inner step. "
             + self._ends()
+            + (f" {listing(list(self.without))} logged no noise." if self.without else "")
         )
 
     @property
@@ -80,7 +83,8 @@ def noise_over_training(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
             f"noise is drawn from what a run logs while it is trained, and {listing(list(metrics))} logged none: "
             "trained by an earlier version, or without noise on features"
         )
-    return NoiseData(tuple(runs))
+    drawn = {history.run for history in runs}
+    return NoiseData(tuple(runs), without=tuple(run for run in metrics if run not in drawn))
 
 
 def _series(lines: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, FloatArray]:

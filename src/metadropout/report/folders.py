@@ -16,12 +16,12 @@ from PIL import Image
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 import metadropout
-from metadropout.attacks import Norm
+from metadropout.attacks import NORMS
 from metadropout.checkpoints import iteration_of, latest_checkpoint, read_checkpoint
 from metadropout.errors import CheckpointError, ConfigError, MetadropoutError
 from metadropout.evaluation import Evaluation
 from metadropout.metrics import read_metrics
-from metadropout.robustness import COLOUR_RADII, GREY_RADII, Record
+from metadropout.robustness import Record
 from metadropout.runs import Run, open_run
 
 T = TypeVar("T")
@@ -159,21 +159,17 @@ class RunRecord:
         return lines + ([self._attack_command(self.attack)] if self.attack else [])
 
     def _attack_command(self, attack: Record) -> str:
-        """Return the command that attacks in the same way; the radii are named where they are not the usual ones."""
+        """Return the command that attacks in the same way."""
         options: list[object] = ["--episodes", len(attack.episodes)]
         for name in ("steps", "restarts", "mc_samples", "seed"):
             options += [f"--{name.replace('_', '-')}", attack.measured[name]]
+        options += ["--state", attack.state] if attack.state != "last" else []
         if attack.measured["protocol"] == "inductive" and not self.run.config.learner["inductive"]:
             options.append("--inductive")
         options += ["--out", self.attacks] if self.attacks else []
-        radii: dict[Norm, set[float]] = {}
-        for episode in attack.episodes:
-            for norm, left in episode.attacked.items():
-                radii.setdefault(norm, set()).update(left)
-        usual = [{norm: {r for r in choice[norm] if r} for norm in choice} for choice in (GREY_RADII, COLOUR_RADII)]
-        if radii not in usual:
-            for norm, chosen in radii.items():
-                options += ["--norm", norm, "--epsilon", *(f"{r:g}" for r in sorted(chosen))]
+        for norm in NORMS:
+            if radii := attack.radii(norm):
+                options += ["--norm", norm, "--epsilon", *(f"{radius:g}" for radius in sorted(radii))]
         return command("attack", self.run.folder, *options)
 
 
@@ -312,7 +308,7 @@ def _result_gaps(
     again = command("attack", run.folder, *options)
     if attack is None:
         gaps.append(Gap("attacks", "the run has not been attacked", again))
-    elif attack.measured["iteration"] != iteration:
+    elif attack.state == "last" and attack.measured["iteration"] != iteration:
         measured = attack.measured["iteration"]
         reason = f"are of iteration {measured}, the run is at {iteration}; delete their file before attacking again"
         gaps.append(Gap("attacks", reason, again))

@@ -95,7 +95,8 @@ def attack_groups(setting: Setting) -> list[AttackGroup]:
 def _conditions(attack: Record) -> str:
     m = attack.measured
     starts = "1 random start" if m["restarts"] == 1 else f"{m['restarts']} random starts"
-    return f"{m['protocol']}, {m['steps']} steps, {starts} at each radius, test tasks of seed {m['seed']}"
+    state = "" if attack.state == "last" else f", {attack.state} state"
+    return f"{m['protocol']}, {m['steps']} steps, {starts} at each radius, test tasks of seed {m['seed']}{state}"
 
 
 def _has(norm: Norm, members: Sequence[tuple[str, Style, Record]]) -> bool:
