@@ -47,9 +47,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("what", choices=[*tables(), *PAPER_FIGURES], help="which table or figure")
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the paper's iterations (default: 1)")
-    parser.add_argument(
-        "--settings", nargs="+", metavar="SETTING", help="default: those of the table or figure"
-    )
+    parser.add_argument("--settings", nargs="+", metavar="SETTING", help="default: those of the table or figure")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="default: all, or those of the paper's figure")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="RUN", help="draw a figure from these trained runs")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="default: 0")
