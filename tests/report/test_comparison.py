@@ -45,6 +45,17 @@ def test_methods_are_compared_task_by_task_with_the_best_one(runs: list[Path]) -
     assert ours.against(behind).accuracies == pytest.approx([0.1, 0.2, 0.1, 0.1])
 
 
+def test_methods_that_were_tested_on_more_tasks_are_compared_on_those_that_both_have_met(runs: list[Path]) -> None:
+    values = {"maml": [0.5, 0.7, 0.9, 0.9], "maml-1": [0.5, 0.7, 0.9, 0.9], "metadropout": [0.6, 0.8]}
+    for run in runs:
+        change_json(run / "evaluation-test.json", lambda record, run=run: record.update(accuracies=values[run.name]))
+    (setting,) = compare(read_runs(runs))
+    (maml, behind), (noisy, ahead) = setting.headlines
+    assert setting.best_for(maml, behind) == (noisy, ahead)  # although its mean is lower
+    assert setting.best_for(noisy, ahead) is None
+    assert ahead.against(behind).accuracies == pytest.approx([0.1, 0.1])
+
+
 @pytest.mark.parametrize(
     ("change", "value"), [("iteration", 1), ("seed", 5), ("mc_samples", 9), ("accuracies", [0.5, 0.5])]
 )

@@ -81,9 +81,10 @@ class Pool:
         return None if theirs is None else math.hypot(100 * self.result.interval, theirs)
 
     def against(self, other: Pool) -> Evaluation:
-        """Compare with another pool task by task; both have met the same ones."""
+        """Compare with another pool, which has met the same sequence of tasks, on those that both have met."""
         mine, its = (np.mean([test.accuracies for _, test in pool.members], axis=0) for pool in (self, other))
-        return Evaluation((mine - its).tolist())
+        both = min(len(mine), len(its))
+        return Evaluation((mine[:both] - its[:both]).tolist())
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,14 @@ class Setting:
         return min(ends, default=0.0), max(ends, default=100.0)
 
     def best_for(self, method: Method, pool: Pool) -> tuple[Method, Pool] | None:
-        """Return the best result on the tasks that a method has met, None if it is the method's own."""
-        same = (pool.test.tasks, pool.test.state)
-        rivals = [rival for rival in self.headlines if (rival[1].test.tasks, rival[1].test.state) == same]
-        best = max(rivals, key=lambda rival: rival[1].result.mean)
-        return None if best[0] is method else best
+        """Return the method that is furthest ahead of another on the same tasks, None if none is."""
+        rivals = [
+            (rival, its)
+            for rival, its in self.headlines
+            if rival is not method and (its.test.tasks, its.test.state) == (pool.test.tasks, pool.test.state)
+        ]
+        best = max(rivals, key=lambda rival: rival[1].against(pool).mean, default=None)
+        return best if best and best[1].against(pool).mean > 0 else None
 
 
 def compare(records: Sequence[RunRecord]) -> list[Setting]:
@@ -245,8 +249,12 @@ def _methods(records: Sequence[RunRecord]) -> tuple[Method, ...]:
 def _pools(records: Sequence[RunRecord]) -> tuple[Pool, ...]:
     """Put tests together that differ in the run's seed alone."""
     tests = [(record, test) for record in records for test in record.tests]
-    groups = _grouped(tests, lambda pair: [*pair[1].tasks, pair[1].state, pair[1].iteration, pair[1].mc_samples])
+    groups = _grouped(tests, lambda pair: _conditions(pair[1]))
     return tuple(Pool(tuple(group), _reference_for(*group[0])) for group in groups)
+
+
+def _conditions(test: TestRecord) -> list[object]:
+    return [*test.tasks, len(test.accuracies), test.state, test.iteration, test.mc_samples]
 
 
 def _reference_for(record: RunRecord, test: TestRecord) -> Reference | None:

@@ -94,8 +94,8 @@ class TestRecord:
 
     @property
     def tasks(self) -> tuple[object, ...]:
-        """Which tasks were met: accuracies on the same ones can be compared task by task."""
-        return self.split, self.seed, self.episode_list, len(self.accuracies)
+        """Which sequence of tasks was met: accuracies on its first ones can be compared task by task."""
+        return self.split, self.seed, self.episode_list
 
 
 @dataclass(frozen=True)
