@@ -76,12 +76,13 @@ class Job:
     def commands(self) -> list[list[str]]:
         """Return the arguments of the commands that are still to be run: train or resume, then evaluate."""
         if (self.folder / "config.yaml").exists():
-            train = ["train", "--resume", str(self.folder), "--machine.threads", "1"]
+            which = ["--resume", str(self.folder)]
+            options = []
         else:
+            which = [self.recipe, "--out", str(self.folder), "--seed", str(self.seed)]
             options = [text for name, value in self.overrides.items() for text in (f"--{name}", _as_text(value))]
-            seed = ["--seed", str(self.seed), "--machine.threads", "1"]
-            train = ["train", self.recipe, "--out", str(self.folder), *seed, *options]
-        train += ["--training.iterations", str(self.config.training.iterations)]  # the last one counts
+        iterations = ["--training.iterations", str(self.config.training.iterations)]
+        train = ["train", *which, "--machine.threads", "1", *options, *iterations]  # the last of equals counts
         return [train, ["evaluate", str(self.folder), "--episodes", str(self.episodes)]]
 
 

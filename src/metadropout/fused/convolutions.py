@@ -108,14 +108,14 @@ def _convolve(
         bias: (out_channels,).
         also: images of the result's shape.
     """
-    if x.shape[1] <= FEW and x2 is not None and weight2 is not None:
+    if x.shape[1] <= FEW and x2 is not None and weight2 is not None:  # side by side: at most twice as many channels
         x, weight = channels_last(torch.cat([x, x2], dim=1)), torch.cat([weight, weight2], dim=1)
     n, channels, height, width = x.shape
     out_channels = weight.shape[1 if turned else 0]
     bias = None if bias is None else bias.contiguous()
     also = None if also is None else channels_last(also)
     out = torch.empty((n, out_channels, height, width), dtype=x.dtype, memory_format=torch.channels_last)
-    if out_channels <= FEW:  # turned, always
+    if out_channels <= FEW:  # only the gradient of a first layer's input has so few
         run_over("patches_turned", x, height, width, out_channels, channels, x, channels_last(weight), also, out)
         return out
     if channels <= 2 * FEW:
