@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from metadropout.fused import noisy_product
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.layers import LayerPerturbation
 
@@ -22,7 +23,9 @@ class FixedGaussian(LayerPerturbation):
     multiplicative: ClassVar[bool] = True
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        return f * F.softplus(this.normal(f) if this.support else torch.zeros_like(f))
+        if not this.support:
+            return f * F.softplus(f.new_zeros(()))
+        return noisy_product(f, torch.zeros_like(f), this.normal(f))
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
         if not this.support:

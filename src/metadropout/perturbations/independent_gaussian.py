@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.fused import noisy_product
 from metadropout.networks.layers import module_key
 from metadropout.networks.normalisation import per_channel
 from metadropout.perturbations.base import Pass
@@ -41,7 +42,9 @@ class IndependentGaussian(LayerPerturbation):
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         mean = per_channel(this.weights[f"means.{module_key(name)}"], f)
-        return f * F.softplus(mean + this.normal(f) if this.support else mean)
+        if not this.support:
+            return f * F.softplus(mean)
+        return noisy_product(f, mean + torch.zeros_like(f), this.normal(f))
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
         if not this.support:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.fused import noisy_product
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.metadropout import MetaDropout
 
@@ -40,6 +41,6 @@ class LearnedVariance(MetaDropout):
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         mean = self.twin(name, h, this)
-        if not this.support:
-            return f * F.softplus(mean)
-        return f * F.softplus(mean + F.softplus(self.twin(name, h, this, self.SPREAD)) * this.normal(mean))
+        if this.support:
+            mean = mean + F.softplus(self.twin(name, h, this, self.SPREAD)) * this.normal(mean)
+        return noisy_product(f, mean)
