@@ -51,4 +51,4 @@ class InformationBottleneck(LayerPerturbation):
 
 def sum_channels_mean_rest(values: Tensor) -> Tensor:
     """Sum over channels, average over images and positions: (n, channels, ...) → a single number."""
-    return values.transpose(0, 1).flatten(1).mean(dim=1).sum()
+    return values.sum() * (values.shape[1] / values.numel())
