@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Annotated, Self
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from metadropout.data import Episode, EpisodeSampler, Prefetcher, SavedEpisodes
@@ -36,6 +38,41 @@ class Evaluation:
 
     def __str__(self) -> str:
         return f"{100 * self.mean:.2f} ± {100 * self.interval:.2f} %"
+
+    @classmethod
+    def over_seeds(cls, results: Iterable[Self]) -> Self:
+        """Average several runs task by task: all meet the same tasks, so more runs do not make more tasks of them."""
+        return cls(np.mean([result.accuracies for result in results], axis=0).tolist())
+
+    def minus(self, other: Evaluation) -> Evaluation:
+        """Return the differences task by task, on those first tasks of the sequence that both have met."""
+        pairs = zip(self.accuracies, other.accuracies, strict=False)
+        return Evaluation([mine - its for mine, its in pairs])
+
+
+@dataclass(frozen=True)
+class TestRecord:
+    """What `metadropout evaluate` has written."""
+
+    __test__ = False  # for pytest, which takes classes of such a name for tests
+
+    accuracies: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)]
+    iteration: Annotated[int, Field(ge=0)]
+    mc_samples: Annotated[int, Field(ge=0)]
+    split: str = "test"
+    state: str = "last"
+    seed: Annotated[int, Field(ge=0)] = 0
+    episode_list: str | None = None
+
+    @property
+    def result(self) -> Evaluation:
+        """Mean and interval."""
+        return Evaluation(self.accuracies)
+
+    @property
+    def tasks(self) -> tuple[object, ...]:
+        """Which sequence of tasks was met: accuracies on its first ones can be compared task by task."""
+        return self.split, self.seed, self.episode_list
 
 
 def evaluate(

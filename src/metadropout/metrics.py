@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from metadropout.errors import TrainingError
 from metadropout.files import write_atomically
+
+_LONGEST = 2**16
+"""Bytes at the end of a file in which its last lines are sure to lie."""
 
 
 class MetricsLog:
@@ -88,13 +92,24 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a run's metrics; what is not a line of metrics, such as one that a crash cut short, is left out."""
-    lines: list[dict[str, Any]] = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(json.JSONDecodeError):
-                if isinstance(line := json.loads(text), dict) and {"kind", "iteration"} <= line.keys():
-                    lines.append(line)
-    return lines
+    return list(_lines_of(path.read_text(encoding="utf-8", errors="replace").splitlines())) if path.exists() else []
+
+
+def newest_iteration(path: Path) -> int:
+    """Return the iteration of the last whole line of a run's metrics, 0 if there is none; quick for long files, too."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST))
+        texts = file.read().decode("utf-8", errors="replace").splitlines()
+    return max((line["iteration"] for line in _lines_of(texts)), default=0)
+
+
+def _lines_of(texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for text in texts:
+        with suppress(json.JSONDecodeError):
+            if isinstance(line := json.loads(text), dict) and {"kind", "iteration"} <= line.keys():
+                yield line
 
 
 def _event_writer(folder: Path, first_iteration: int) -> Any:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
+from metadropout.checkpoints import iteration_of, latest_checkpoint
 from metadropout.config import Config
 from metadropout.errors import ConfigError, MetadropoutError
-from metadropout.evaluation import Evaluation
-from metadropout.metrics import read_metrics
+from metadropout.evaluation import Evaluation, TestRecord
+from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.metrics import newest_iteration
+from metadropout.perturbations import PERTURBATIONS
 from metadropout.recipes import Table, load_recipe
-from metadropout.runs import open_run
+from metadropout.runs import MAY_CHANGE, open_run
 
 
 @dataclass(frozen=True)
@@ -52,35 +58,41 @@ class Job:
     def result(self) -> Evaluation | None:
         """Return the result, None if the run is not trained or evaluated as asked."""
         try:
-            record = json.loads(self.evaluation.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
+            test = TypeAdapter(TestRecord).validate_json(self.evaluation.read_bytes())
+        except (OSError, ValidationError):
             return None
-        fits = (record["iteration"], record["episodes"]) == (self.config.training.iterations, self.episodes)
-        return Evaluation(record["accuracies"]) if fits else None
+        samples = TEST_SAMPLES if PERTURBATIONS[self.config.perturbation["name"]].random else 1
+        as_asked = ("test", 0, None), self.config.training.iterations, samples
+        if (test.tasks, test.iteration, test.mc_samples) != as_asked or len(test.accuracies) < self.episodes:
+            return None
+        return Evaluation(test.accuracies[: self.episodes])
 
     def iterations_done(self) -> int:
         """Return how many outer steps have been taken, for showing progress."""
-        return max((line["iteration"] for line in read_metrics(self.folder / "metrics.jsonl")), default=0)
+        return newest_iteration(self.folder / "metrics.jsonl")
 
-    def check_folder(self) -> None:
-        """Refuse a folder that holds a run of other options than this one's."""
+    def conflict(self) -> str | None:
+        """Say in what a run that is in the folder already differs from this one; None if this one can go on with it."""
         if not (self.folder / "config.yaml").exists():
-            return
-        found, wanted = comparable_options(open_run(self.folder).config), comparable_options(self.config)
-        for section, options in wanted.items():
-            if found[section] != options:
-                raise ConfigError(
-                    f"{self.folder}: holds a run with another {section} section; choose another --out or delete it"
-                )
+            return None
+        run = open_run(self.folder)
+        found, wanted = flat_options(run.config), flat_options(self.config)
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                return f"{self.folder}: was trained with {name} {as_text(found.get(name))}, not {as_text(value)}"
+        latest, asked = latest_checkpoint(run.checkpoints), self.config.training.iterations
+        if latest is not None and (done := iteration_of(latest)) > asked:
+            return f"{self.folder}: has been trained for {done} iterations already, more than {asked}"
+        return None
 
     def commands(self) -> list[list[str]]:
         """Return the arguments of the commands that are still to be run: train or resume, then evaluate."""
-        if (self.folder / "config.yaml").exists():
-            which = ["--resume", str(self.folder)]
-            options = []
-        else:
+        resumed = (self.folder / "config.yaml").exists()
+        which = ["--resume", str(self.folder)]
+        if not resumed:
             which = [self.recipe, "--out", str(self.folder), "--seed", str(self.seed)]
-            options = [text for name, value in self.overrides.items() for text in (f"--{name}", _as_text(value))]
+        given = [name for name in self.overrides if not resumed or name.startswith(MAY_CHANGE)]
+        options = [text for name in given for text in (f"--{name}", as_text(self.overrides[name]))]
         iterations = ["--training.iterations", str(self.config.training.iterations)]
         train = ["train", *which, "--machine.threads", "1", *options, *iterations]  # the last of equals counts
         return [train, ["evaluate", str(self.folder), "--episodes", str(self.episodes)]]
@@ -116,16 +128,23 @@ def plan(
         raise ConfigError(f"--scale is {scale}; it must be above 0")
     if episodes < 1 or min(seeds, default=0) < 0:
         raise ConfigError("--episodes must be at least 1, and seeds 0 or more")
+    if fixed := [name for name in overrides if name in ("data.name", "learner.name", "perturbation.name")]:
+        raise ConfigError(f"--{fixed[0]} cannot change here: it is what rows or settings differ in; choose among those")
     jobs = []
-    for seed in seeds:
-        for setting in settings:
-            for row in rows:
-                config = load_recipe(f"{setting}-{row}", {**overrides, "seed": seed})
-                iterations = max(1, round(scale * config.training.iterations))
-                config = replace(config, training=replace(config.training, iterations=iterations))
-                folder = out / f"{setting}-{row}-seed{seed}"
-                jobs.append(Job(setting, row, seed, folder, config, episodes, overrides))
+    for seed in dict.fromkeys(seeds):
+        for setting in dict.fromkeys(settings):
+            for row in dict.fromkeys(rows):
+                jobs.append(_job(setting, row, seed, scale, episodes, out, overrides))
     return jobs
+
+
+def _job(
+    setting: str, row: str, seed: int, scale: float, episodes: int, out: Path, overrides: Mapping[str, Any]
+) -> Job:
+    config = load_recipe(f"{setting}-{row}", {**overrides, "seed": seed})
+    iterations = max(1, round(scale * config.training.iterations))
+    config = replace(config, training=replace(config.training, iterations=iterations))
+    return Job(setting, row, seed, out / f"{setting}-{row}-seed{seed}", config, episodes, overrides)
 
 
 class Worker:
@@ -138,7 +157,6 @@ class Worker:
 
     def run(self, job: Job) -> str | None:
         """Train and evaluate a run unless that is done; return what went wrong, None if nothing did."""
-        job.check_folder()
         if job.result() is not None:
             return None
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +164,8 @@ class Worker:
             with job.log.open("ab") as output:
                 status = self._call(arguments, output)
             if status != 0:
-                return f"{job.folder.name}: stopped with status {status}; its log is {job.log}"
+                said = job.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+                return f"{job.folder.name}: stopped with status {status} ({said}); its log is {job.log}"
         return None
 
     def stop(self) -> None:
@@ -176,32 +195,72 @@ class Worker:
                 self._processes.discard(process)
 
 
+def check_folders(jobs: Sequence[Job]) -> None:
+    """Refuse folders that hold other runs than those asked for, before any work is done."""
+    for job in jobs:
+        if conflict := job.conflict():
+            raise ConfigError(f"{conflict}; choose another --out, or delete it")
+
+
+def done_beside(table: Table, jobs: Sequence[Job], scale: float) -> list[Job]:
+    """List what else of a table is done in the same folder, in the same settings and way: other rows and seeds."""
+    first, asked = jobs[0], {job.folder for job in jobs}
+    found = []
+    for setting in dict.fromkeys(job.setting for job in jobs):
+        for row in table.rows:
+            for folder in sorted(first.folder.parent.glob(f"{glob.escape(f'{setting}-{row}')}-seed*")):
+                seed = folder.name.rpartition("-seed")[2]
+                if folder in asked or not seed.isdecimal():
+                    continue
+                with suppress(ConfigError):  # a run of another version, or a row without one of the options
+                    job = _job(setting, row, int(seed), scale, first.episodes, folder.parent, first.overrides)
+                    if job.folder == folder and job.result() is not None and job.conflict() is None:
+                        found.append(job)
+    return found
+
+
 def as_markdown(table: Table, jobs: Sequence[Job]) -> str:
-    """Write a table of the results so far, each beside the reported figure."""
+    """Write a table of the results so far: each beside its distance from the first row's, and the reported figure."""
     settings = list(dict.fromkeys(job.setting for job in jobs))
-    rows = list(dict.fromkeys(job.row for job in jobs))
-    head = "| row | " + " | ".join(f"{table.settings[s]} | reported" for s in settings) + " |"
-    lines = [head, "|---" * (1 + 2 * len(settings)) + "|"]
+    rows = [row for row in table.rows if any(job.row == row for job in jobs)]
+    base = next(iter(table.rows))
+    columns = [f"{table.settings[setting]} | − {table.rows[base]} | reported" for setting in settings]
+    lines = ["| row | " + " | ".join(columns) + " |", "|---" * (1 + 3 * len(settings)) + "|"]
     for row in rows:
         cells = [table.rows[row]]
         for setting in settings:
-            mine = [job for job in jobs if (job.setting, job.row) == (setting, row)]
-            cells.append(summary([result for job in mine if (result := job.result()) is not None]))
-            cells.append(" ± ".join(f"{value:.2f}" for value in mine[0].config.reported.values()) or "–")
+            mine, bases = ([job for job in jobs if (job.setting, job.row) == (setting, name)] for name in (row, base))
+            cells.append(summary(_results(mine), len(mine)))
+            cells.append(difference(_results(mine), _results(bases)) if row != base else "")
+            reported = mine[0].config.reported if mine else {}
+            cells.append(" ± ".join(f"{value:.2f}" for value in reported.values()) or "–")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def summary(results: Sequence[Evaluation]) -> str:
-    """Say mean and interval over all episodes of all seeds, and how much the seeds differ."""
+def _results(jobs: Sequence[Job]) -> list[Evaluation]:
+    return [result for job in jobs if (result := job.result()) is not None]
+
+
+def summary(results: Sequence[Evaluation], asked: int) -> str:
+    """Say mean and interval over the tasks, each averaged over the seeds, and how much the seeds differ."""
     if not results:
         return "not yet"
-    pooled = Evaluation([accuracy for result in results for accuracy in result.accuracies])
+    pooled = Evaluation.over_seeds(results)
     text = f"{100 * pooled.mean:.2f} ± {100 * pooled.interval:.2f}"
-    if len(results) == 1:
+    if asked == 1:
         return text
-    spread = float(np.std([result.mean for result in results], ddof=1))
-    return f"{text} ({len(results)} seeds, std {100 * spread:.2f})"
+    seeds = f"{len(results)} seeds" if len(results) == asked else f"{len(results)} of {asked} seeds"
+    spread = f", std {100 * float(np.std([result.mean for result in results], ddof=1)):.2f}" if len(results) > 1 else ""
+    return f"{text} ({seeds}{spread})"
+
+
+def difference(mine: Sequence[Evaluation], base: Sequence[Evaluation]) -> str:
+    """Say how far one row is ahead of another, task by task; nothing where one of them is missing."""
+    if not (mine and base):
+        return ""
+    ahead = Evaluation.over_seeds(mine).minus(Evaluation.over_seeds(base))
+    return f"{100 * ahead.mean:+.2f} ± {100 * ahead.interval:.2f}"
 
 
 def failed(problem: str) -> MetadropoutError:
@@ -216,8 +275,17 @@ def comparable_options(config: Config) -> dict[str, Any]:
         plain.pop(name)
     plain["training"] = {k: v for k, v in plain["training"].items() if k in ("meta_batch", "meta_lr", "clip")}
     plain["data"] = {k: v for k, v in plain["data"].items() if k not in ("directory", "download")}
+    plain["learner"] = {k: v for k, v in plain["learner"].items() if k != "checkpoint_steps"}
     return plain
 
 
-def _as_text(value: Any) -> str:
+def flat_options(config: Config) -> dict[str, Any]:
+    """Return all options that say what a run computes, number of iterations aside, by dotted name."""
+    nested = comparable_options(config)
+    seed = {"seed": nested.pop("seed")}
+    return seed | {f"{section}.{name}": value for section, options in nested.items() for name, value in options.items()}
+
+
+def as_text(value: Any) -> str:
+    """Write an option's value as on the command line."""
     return value if isinstance(value, str) else json.dumps(value)

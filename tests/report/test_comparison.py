@@ -31,7 +31,7 @@ def test_seeds_of_a_method_are_pooled_and_other_methods_stand_beside_them(runs: 
     means = [pool.result.mean for pool in single]
     assert pooled.result.mean == pytest.approx(np.mean(means))
     assert pooled.spread == pytest.approx(np.std(means, ddof=1))
-    assert len(pooled.result.accuracies) == 8
+    assert len(pooled.result.accuracies) == 4
 
 
 def test_methods_are_compared_task_by_task_with_the_best_one(runs: list[Path]) -> None:

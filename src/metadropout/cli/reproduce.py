@@ -22,7 +22,7 @@ from metadropout.figures.paper import PAPER_FIGURES, PaperFigure, runs_table
 from metadropout.figures.runs import FigureOptions
 from metadropout.files import write_atomically
 from metadropout.recipes import Table, tables
-from metadropout.reproduce import Job, Worker, as_markdown, failed, plan
+from metadropout.reproduce import Job, Worker, as_markdown, check_folders, done_beside, failed, plan
 from metadropout.runs import open_run
 
 EPILOG = """\
@@ -52,14 +52,15 @@ def register(commands: Any) -> None:
     parser.add_argument("--runs", nargs="+", type=Path, metavar="RUN", help="draw a figure from these trained runs")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="default: 0")
     parser.add_argument("--episodes", type=int, default=1000, help="test episodes of each run (default: 1000)")
-    parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE or runs/FIGURE)")
+    parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/tables, or runs/WHAT)")
     parser.add_argument("--jobs", type=int, help="runs at once (default: one per CPU core, or one on a GPU)")
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 
 def run_command(namespace: argparse.Namespace) -> int:
     """Run what is not done yet, print the table or draw the figure, and return the exit status."""
-    out = namespace.out or Path("runs") / namespace.what
+    # The tables share rows, and so they share a folder.
+    out = namespace.out or Path("runs") / ("tables" if namespace.what.startswith("table") else namespace.what)
     if namespace.what in PAPER_FIGURES:
         return _figure(namespace, PAPER_FIGURES[namespace.what], out)
     if namespace.runs:
@@ -67,10 +68,11 @@ def run_command(namespace: argparse.Namespace) -> int:
     table = tables()[namespace.what]
     jobs = _plan(namespace, table, namespace.settings or _papers_settings(table), list(table.rows), out)
     problems = run_jobs(jobs, _at_once(namespace))
-    text = as_markdown(table, jobs)
+    title = f"{table.title}, {namespace.scale:g} of the iterations, {namespace.episodes} episodes"
+    text = f"{title}\n\n{as_markdown(table, [*jobs, *done_beside(table, jobs, namespace.scale)])}"
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / f"{namespace.what}.md", text)
-    print(f"{table.title}, {namespace.scale:g} of the iterations, {namespace.episodes} episodes\n\n{text}")
+    print(text)
     _raise_first(problems)
     return 0
 
@@ -98,7 +100,7 @@ def _figure(namespace: argparse.Namespace, figure: PaperFigure, out: Path) -> in
 def _plan(
     namespace: argparse.Namespace, table: Table, settings: Sequence[str], rows: Sequence[str], out: Path
 ) -> list[Job]:
-    return plan(
+    jobs = plan(
         table,
         scale=namespace.scale,
         settings=settings,
@@ -108,6 +110,8 @@ def _plan(
         out=out,
         overrides=namespace.overrides,
     )
+    check_folders(jobs)
+    return jobs
 
 
 def _at_once(namespace: argparse.Namespace) -> int:
@@ -135,7 +139,8 @@ def run_jobs(jobs: list[Job], at_once: int) -> list[str]:
         try:
             while not all(future.done() for future in futures):
                 progress.update(runs, completed=sum(future.done() for future in futures))
-                progress.update(steps, completed=sum(job.iterations_done() for job in jobs))
+                if not progress.disable:
+                    progress.update(steps, completed=sum(job.iterations_done() for job in jobs))
                 time.sleep(1)
         except KeyboardInterrupt:
             console.print("stopping: all runs save their state; the same command goes on")

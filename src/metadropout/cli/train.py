@@ -18,19 +18,8 @@ from metadropout.memory import keep_freed_memory
 from metadropout.plots import plot_curves
 from metadropout.processes import ALONE, ProcessLostError, World, joined
 from metadropout.recipes import load_recipe
-from metadropout.runs import Run, create_run, locked, open_run, write_config
+from metadropout.runs import MAY_CHANGE, Run, create_run, locked, open_run, write_config
 from metadropout.training import Result, open_parts, train
-
-MAY_CHANGE = (
-    "training.iterations",
-    "training.checkpoint_",
-    "training.log_every",
-    "machine.",
-    "learner.checkpoint_steps",
-    "data.directory",
-    "data.download",
-)
-"""Options that may be given anew on resuming: the others would make it another run."""
 
 EPILOG = """\
 Every option of the recipe can be changed: --SECTION.OPTION VALUE, for example

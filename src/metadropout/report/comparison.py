@@ -18,10 +18,10 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from metadropout.config import Config, method_name, task_options
 from metadropout.errors import ConfigError
-from metadropout.evaluation import Evaluation
+from metadropout.evaluation import Evaluation, TestRecord
 from metadropout.recipes import load_recipe, sources
-from metadropout.report.folders import RunRecord, TestRecord
-from metadropout.reproduce import comparable_options
+from metadropout.report.folders import RunRecord
+from metadropout.reproduce import as_text, flat_options
 
 T = TypeVar("T")
 DATA_NAMES = {"omniglot": "Omniglot", "miniimagenet": "miniImageNet", "cifar_fs": "CIFAR-FS", "fc100": "FC100"}
@@ -60,8 +60,8 @@ class Pool:
 
     @property
     def result(self) -> Evaluation:
-        """Mean and interval over all episodes of all seeds."""
-        return Evaluation([accuracy for _, test in self.members for accuracy in test.accuracies])
+        """Mean and interval over the tasks, each averaged over the seeds."""
+        return Evaluation.over_seeds(test.result for _, test in self.members)
 
     @property
     def spread(self) -> float | None:
@@ -82,9 +82,7 @@ class Pool:
 
     def against(self, other: Pool) -> Evaluation:
         """Compare with another pool, which has met the same sequence of tasks, on those that both have met."""
-        mine, its = (np.mean([test.accuracies for _, test in pool.members], axis=0) for pool in (self, other))
-        both = min(len(mine), len(its))
-        return Evaluation((mine[:both] - its[:both]).tolist())
+        return self.result.minus(other.result)
 
 
 @dataclass(frozen=True)
@@ -184,11 +182,9 @@ def compare(records: Sequence[RunRecord]) -> list[Setting]:
     ]
 
 
-def flat_options(config: Config) -> dict[str, Any]:
+def method_options(config: Config) -> dict[str, Any]:
     """Return all options that say what a run computes, seed and number of iterations aside, by dotted name."""
-    nested = comparable_options(config)
-    nested.pop("seed")
-    return {f"{section}.{name}": value for section, options in nested.items() for name, value in options.items()}
+    return {name: value for name, value in flat_options(config).items() if name != "seed"}
 
 
 def find_reference(config: Config) -> Reference | None:
@@ -197,10 +193,10 @@ def find_reference(config: Config) -> Reference | None:
     Runs know their figure, but not the setting in which it was reached: options may have been changed on the command
     line. So the recipe is looked for, by its description and else by its options.
     """
-    mine = flat_options(config)
+    mine = method_options(config)
     recipes = _reported_recipes().items()
     found = next((name for name, recipe in recipes if recipe.description == config.description), None)
-    found = found or next((name for name, recipe in recipes if flat_options(recipe) == mine), None)
+    found = found or next((name for name, recipe in recipes if method_options(recipe) == mine), None)
     figures = config.reported or (_reported_recipes()[found].reported if found else {})
     if not figures:
         return None
@@ -209,8 +205,8 @@ def find_reference(config: Config) -> Reference | None:
         return Reference(checked.accuracy, checked.interval, "the run's own recipe", None)
     recipe = _reported_recipes()[found]
     differences = tuple(
-        f"{name} {_plain(mine.get(name))}, not {_plain(value)}"
-        for name, value in flat_options(recipe).items()
+        f"{name} {as_text(mine.get(name))}, not {as_text(value)}"
+        for name, value in method_options(recipe).items()
         if mine.get(name) != value
     )
     return Reference(checked.accuracy, checked.interval, sources()[found], recipe.training.iterations, differences)
@@ -237,8 +233,8 @@ def _reported_recipes() -> dict[str, Config]:
 
 
 def _methods(records: Sequence[RunRecord]) -> tuple[Method, ...]:
-    groups = _grouped(records, lambda record: flat_options(record.run.config))
-    options = [flat_options(group[0].run.config) for group in groups]
+    groups = _grouped(records, lambda record: method_options(record.run.config))
+    options = [method_options(group[0].run.config) for group in groups]
     names = _told_apart([method_name(group[0].run.config) for group in groups], options)
     return tuple(
         Method(name, number, tuple(group), _pools(group))
@@ -278,7 +274,7 @@ def _told_apart(names: Sequence[str], options: Sequence[Mapping[str, Any]]) -> l
     for name, mine in zip(names, options, strict=True):
         twins = [other for twin, other in zip(names, options, strict=True) if twin == name]
         differing = [key for key in mine if any(twin.get(key) != mine[key] for twin in twins)]
-        said = ", ".join(f"{key} {_plain(mine[key])}" for key in differing)
+        said = ", ".join(f"{key} {as_text(mine[key])}" for key in differing)
         told.append(f"{name} ({said})" if said else name)
     return told
 
@@ -295,7 +291,3 @@ def _setting_details(config: Config) -> str:
         else "transductive: the query images of a task are normalised together"
     )
     return f"{config.episode.query} query images per class; {normalised}"
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -19,7 +19,7 @@ import metadropout
 from metadropout.attacks import NORMS
 from metadropout.checkpoints import iteration_of, latest_checkpoint, read_checkpoint
 from metadropout.errors import CheckpointError, ConfigError, MetadropoutError
-from metadropout.evaluation import Evaluation
+from metadropout.evaluation import TestRecord
 from metadropout.metrics import read_metrics
 from metadropout.robustness import Record
 from metadropout.runs import Run, open_run
@@ -71,31 +71,6 @@ class ValidationLine:
     iteration: Count
     accuracy: Fraction
     interval: FiniteFloat
-
-
-@dataclass(frozen=True)
-class TestRecord:
-    """What `metadropout evaluate` has written."""
-
-    __test__ = False  # for pytest, which takes classes of such a name for tests
-
-    accuracies: Annotated[list[Fraction], Field(min_length=1)]
-    iteration: Count
-    mc_samples: Count
-    split: str = "test"
-    state: str = "last"
-    seed: Count = 0
-    episode_list: str | None = None
-
-    @property
-    def result(self) -> Evaluation:
-        """Mean and interval."""
-        return Evaluation(self.accuracies)
-
-    @property
-    def tasks(self) -> tuple[object, ...]:
-        """Which sequence of tasks was met: accuracies on its first ones can be compared task by task."""
-        return self.split, self.seed, self.episode_list
 
 
 @dataclass(frozen=True)
