@@ -36,6 +36,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "an option that is no name": ({"data": {1: 2}}, r"data must be a section of options, not \{1: 2\}"),
     "a section that is a value": ({"learner": 3}, "learner must be a section of options, not 3"),
     "an option that follows from the data": ({"network": {"in_channels": 3}}, "network.in_channels is not an option"),
+    "a combination of nothing": (
+        {"perturbation": {"name": "combined"}},
+        "perturbation.parts is missing: it is needed here",
+    ),
     "an unknown device": ({"machine": {"device": "abacus"}}, "machine.device is 'abacus'; use auto, cpu, cuda"),
 }
 
@@ -74,6 +78,12 @@ def test_defaults_are_filled_in_and_a_written_config_reads_back_the_same() -> No
 def test_first_order_with_meta_dropout_is_refused_with_the_reason() -> None:
     config = parse_config({"learner": {"first_order": True}})
     with pytest.raises(md.ConfigError, match="first_order cannot be used with MetaDropout: the noise acts only"):
+        build_learner(config, ImageShape(1, 28, 28))
+
+
+def test_a_mistake_in_a_part_of_a_combination_is_named_with_its_part() -> None:
+    config = parse_config({"perturbation": {"name": "combined", "parts": [{"name": "mixup", "gama": 1}]}})
+    with pytest.raises(md.ConfigError, match=r"perturbation\.parts\.mixup\.gama is not an option here; .* gamma"):
         build_learner(config, ImageShape(1, 28, 28))
 
 

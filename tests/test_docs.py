@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metadropout.cli import main
-from metadropout.recipes import recipe_names
+from metadropout.recipes import load_recipe, recipe_names
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,6 +33,18 @@ def test_recipes_named_in_commands_exist() -> None:
     named = {name for text in texts for name in re.findall(r"metadropout train ([a-z0-9]+(?:-[a-z0-9]+)+)", text)}
     assert named
     assert named <= set(recipe_names())
+
+
+@pytest.mark.parametrize("page", ["table1.md", "tables23.md"])
+def test_tables_of_the_paper_are_those_of_the_recipes(page: str) -> None:
+    cells: dict[str, str] = {}
+    for table in re.findall(r"(?:^\|.*\n)+", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE):
+        head, _, *rows = ([cell.strip(" `") for cell in line.strip("|").split("|")] for line in table.splitlines())
+        cells |= {f"{name}-{row[0]}": figure for row in rows for name, figure in zip(head[1:], row[1:], strict=True)}
+    figures = {name: figure for name, figure in cells.items() if name in recipe_names()}
+    assert len(figures) >= 16
+    for name, figure in figures.items():
+        assert figure == " ± ".join(f"{value:.2f}" for value in load_recipe(name).reported.values()), name
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def messages(err: str) -> list[str]:
 
 def test_two_processes_with_three_tasks_give_the_run_of_one_process(recipe: Path, tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
-    options = ["--training.iterations", "5", "--training.meta_batch", "3"]
+    options = ["--training.iterations", "5", "--training.meta_batch", "3", "--perturbation.name", "combined"]
+    options += ["--perturbation.parts", "[{name: metadropout}, {name: mixup}]"]  # normal noise, and other numbers
     assert main(["train", str(recipe), "--out", str(alone), *options]) == 0
     out, err = finish(start("train", recipe, "--out", together, *options, processes=2))
     assert out.count("trained to iteration 5") == 1, err

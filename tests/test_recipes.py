@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import metadropout as md
 from metadropout.attacks import NORMS
@@ -142,6 +143,21 @@ def test_every_row_trains_a_step_at_a_tiny_size(name: str, tmp_path: Path) -> No
     tiny += ["--data.train_classes", "6", "--data.validation_classes", "6", "--data.test_classes", "6"]
     assert main(["train", name, "--out", str(tmp_path / "run"), *tiny]) == 0
     assert main(["evaluate", str(tmp_path / "run"), "--episodes", "1", "--mc-samples", "2"]) == 0
+
+
+@pytest.mark.parametrize("name", [f"{setting}-{row}" for setting in PAPER for row in ROWS])
+def test_every_row_of_the_papers_settings_takes_a_step_with_few_channels(name: str) -> None:
+    config = load_recipe(name, {"network.channels": 2, "learner.steps": 1, "episode.query": 1, "episode.way": 2})
+    shape = SHAPES[config.data["name"]]
+    learner = build_learner(config, shape)
+    g = torch.Generator().manual_seed(0)
+    images = torch.rand(2 * (config.episode.shot + 1), shape.channels, shape.height, shape.width, generator=g)
+    labels = torch.tensor([0, 1]).repeat(config.episode.shot + 1)
+    episode = md.Episode(images[2:], labels[2:], images[:2], labels[:2])
+    result = learner.task_gradient(episode, generator=md.SeededNoise(0))
+    assert all(gradient.isfinite().all() for gradient in result.gradients.values())
+    own = {key: g for key, g in result.gradients.items() if key.startswith("perturbation.")}
+    assert all(gradient.abs().max() > 0 for key, gradient in own.items() if key.endswith("weight"))
 
 
 def test_an_unknown_recipe_suggests_the_closest() -> None:

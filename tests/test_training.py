@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from toys import assert_same_weights, small_files, start, wait_for, weights
+from toys import PERTURBATION_OPTIONS, assert_same_weights, small_files, start, wait_for, weights
 
 import metadropout as md
 from metadropout.checkpoints import latest_checkpoint, read_checkpoint
@@ -21,6 +21,7 @@ from metadropout.data import Episode
 from metadropout.learners import TaskGradient
 from metadropout.metrics import read_metrics
 from metadropout.parallel import Workers
+from metadropout.perturbations import PERTURBATIONS
 from metadropout.records import Records
 from metadropout.runs import open_run
 from metadropout.training import TRAINING, _Loop, episode_sampler, open_splits, train
@@ -42,6 +43,20 @@ def test_a_run_that_is_killed_and_resumed_ends_bit_identical(recipe: Path, tmp_p
     steps = [line["iteration"] for line in read_metrics(killed / "metrics.jsonl") if line["kind"] == "training"]
     assert steps == sorted(set(steps))
     assert steps[-1] == 60
+
+
+@pytest.mark.parametrize("name", PERTURBATIONS)
+def test_runs_of_every_perturbation_resume_exactly_on_any_number_of_threads(
+    name: str, recipe: Path, tmp_path: Path
+) -> None:
+    options = [f"--perturbation.{k}={json.dumps(v)}" for k, v in PERTURBATION_OPTIONS.get(name, {}).items()]
+    options += ["--perturbation.name", name, "--training.validate_every", "1000", "--network.channels", "2"]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert main(["train", str(recipe), "--out", str(whole), *options, "--training.iterations", "4"]) == 0
+    assert main(["train", str(recipe), "--out", str(resumed), *options, "--training.iterations", "2"]) == 0
+    longer = ["--training.iterations", "4", "--machine.threads", "2"]
+    assert main(["train", "--resume", str(resumed), *longer]) == 0
+    assert_same_weights(whole, resumed)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

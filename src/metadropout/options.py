@@ -57,6 +57,9 @@ def check_options(
         if first["type"] == "extra_forbidden":
             names = ", ".join(option.name for option in known) or "none"
             raise ConfigError(f"{where}.{name} is not an option here; the options of {where} are: {names}") from None
+        if first["type"] == "missing":
+            help_text = next(option.help for option in known if option.name == name)
+            raise ConfigError(f"{where}.{name} is missing: it is needed here ({help_text})") from None
         raise ConfigError(f"{where}.{name} is {first['input']!r}: {first['msg'].lower()}") from None
 
 

@@ -111,7 +111,7 @@ class Probe:
                     undisturbed = perturbation.after(name, h, f, deterministic)
                 layers[name] = LayerTrace(h, f, result, undisturbed, factor, activation=result)
                 newest[:] = [name]
-            elif newest:
+            elif newest and name in self._activations:
                 layer = replace(layers[newest[0]], activation=result)
                 if acts:
                     undisturbed = perturbation.after(name, h, f, deterministic)

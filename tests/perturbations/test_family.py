@@ -42,6 +42,31 @@ class Still:
         return np.random.default_rng(0)
 
 
+class Chosen:
+    """A noise source that lets mixup mix at its first site with a given ratio; normal draws are another source's."""
+
+    def __init__(self, ratio: float, source: Any) -> None:
+        self.ratio, self.source = ratio, source
+
+    def stream(self, step: int, sample: int) -> Chosen:
+        return Chosen(self.ratio, self.source.stream(step, sample))
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self.source.normal(shape, like)
+
+    def numbers(self) -> Any:
+        return self
+
+    def integers(self, count: int) -> int:
+        return 0
+
+    def beta(self, a: float, b: float) -> float:
+        return self.ratio
+
+    def permutation(self, n: int) -> Any:
+        return np.roll(np.arange(n), 1)
+
+
 def logits_of(learner: GradientLearner, x: Tensor, source: Any) -> Tensor:
     """A support pass of a learner, before any adaptation."""
     this = support_pass(learner.perturbation, [source.stream(0, 0)] if learner.perturbation.random else [])
@@ -204,17 +229,24 @@ def test_without_noise_features_are_as_without_perturbation(
 
 def test_mixup_with_ratio_one_is_no_perturbation(conv4: md.Conv4) -> None:
     episode, mixup = make_episode(), make("mixup", conv4)
-
-    class Unmixed(Still):
-        def numbers(self) -> Any:
-            real = np.random.default_rng(0)
-            return type("Numbers", (), {
-                "integers": real.integers, "permutation": real.permutation, "beta": lambda *_: 1.0,
-            })  # fmt: skip
-
-    a = md.MAML(conv4, mixup).loss(episode, generator=Unmixed())  # type: ignore[arg-type]
+    a = md.MAML(conv4, mixup).loss(episode, generator=Chosen(1.0, Still()))
     torch.testing.assert_close(a, md.MAML(conv4).loss(episode))
     assert not torch.allclose(a, md.MAML(conv4, mixup).loss(episode, generator=md.SeededNoise(0)))
+
+
+def test_mixup_of_the_first_input_mixes_the_images(network: nn.Module) -> None:
+    x = make_episode().support_x
+    plain, mixed = md.MAML(network), md.MAML(network, make("mixup", network))
+    torch.testing.assert_close(logits_of(mixed, x, Chosen(0.0, Still())), logits_of(plain, x.roll(1, 0), Still()))
+    mixture = 0.3 * x + 0.7 * x.roll(1, 0)
+    torch.testing.assert_close(logits_of(mixed, x, Chosen(0.3, Still())), logits_of(plain, mixture, Still()))
+
+
+def test_mixup_mixes_at_the_modules_that_are_named(conv4: md.Conv4) -> None:
+    assert list(make("mixup", conv4, layers=["blocks.2"]).input_sites) == ["blocks.2", "head"]
+    assert list(make("mixup", md.ResNet12(way=3)).input_sites) == [*(f"blocks.{i}" for i in range(4)), "head"]
+    with pytest.raises(ValueError, match=r"'blocks\.9' is not a module of Conv4; it has \['blocks', "):
+        make("mixup", conv4, layers=["blocks.9"])
 
 
 def test_adversarial_of_radius_zero_is_no_perturbation(conv4: md.Conv4) -> None:
@@ -275,13 +307,38 @@ def test_noise_has_the_distribution_it_should_have(name: str) -> None:
     assert abs((draws < median).double().mean().item() - 0.5) < 5 * math.sqrt(0.25 / n)
 
 
-@pytest.mark.parametrize("name", ["additive", "vib", "information-dropout"])
-def test_query_images_are_left_as_they_are(name: str, conv4: md.Conv4) -> None:
-    x = make_episode().query_x
-    learner = md.MAML(conv4, make(name, conv4), steps=0)
-    classifier = learner.adapt(x, torch.zeros(len(x), dtype=torch.long), generator=md.SeededNoise(0))
-    plain = md.MAML(conv4, steps=0).adapt(x, torch.zeros(len(x), dtype=torch.long))
-    torch.testing.assert_close(classifier(x), plain(x))
+def twin_of(w: dict[str, Tensor], h: Tensor) -> Tensor:
+    """What the twin of the second convolution gives, by PyTorch alone."""
+    return F.conv2d(h, w["generators.blocks/1/conv.weight"], w["generators.blocks/1/conv.bias"], padding=1)
+
+
+QUERY_FORMS: dict[str, Callable[[dict[str, Tensor], Tensor], Tensor | float]] = {
+    "metadropout": lambda w, h: F.softplus(twin_of(w, h)),
+    "additive": lambda w, h: 1.0,
+    "fixed-gaussian": lambda w, h: math.log(2),
+    "independent-gaussian": lambda w, h: F.softplus(w["means.blocks/1/conv"]).view(1, -1, 1, 1),
+    "deterministic": lambda w, h: F.softplus(twin_of(w, h)),
+    "more-parameters": lambda w, h: F.softplus(twin_of(w, h)),
+    "learned-variance": lambda w, h: F.softplus(twin_of(w, h)),
+    "vib": lambda w, h: 1.0,
+    "information-dropout": lambda w, h: 1.0,
+}
+
+
+@pytest.mark.parametrize("name", QUERY_FORMS)
+def test_query_images_get_the_factor_that_the_table_says(name: str, conv4: md.Conv4) -> None:
+    perturbation = make(name, conv4)
+    w, query = dict(perturbation.named_parameters()), Pass(dict(perturbation.named_parameters()))
+    h, f = torch.rand(2, 3, 4, 8, 8, dtype=torch.float64) - 0.5  # before normalisation, which would hide factors
+    for layer in [layer for layer in ("blocks.1.conv", "blocks.1.relu") if layer in perturbation.sites]:
+        torch.testing.assert_close(perturbation.after(layer, h, f, query), f * QUERY_FORMS[name](w, h))
+    assert perturbation.penalty(query) is None
+    logits = torch.randn(3, 3, dtype=torch.float64)
+    assert torch.equal(perturbation.after("head", torch.rand(3, 4, dtype=torch.float64), logits, query), logits)
+
+
+def test_every_perturbation_of_features_has_its_query_form_tested() -> None:
+    assert set(QUERY_FORMS) == {name for name, kind in PERTURBATIONS.items() if kind.changes == "features"}
 
 
 def test_independent_noise_has_one_learned_mean_per_channel(conv4: md.Conv4) -> None:
@@ -331,8 +388,9 @@ def test_weight_noise_is_one_gaussian_draw_per_weight_and_pass(conv4: md.Conv4) 
     assert all(query[n] is theta[n] for n in theta)
 
 
-def test_mixup_mixes_images_and_labels_alike_at_one_random_layer(conv4: md.Conv4) -> None:
-    mixup = make("mixup", conv4, gamma=1.0)
+@pytest.mark.parametrize("gamma", [0.2, 1.0, 2.0])
+def test_mixup_mixes_images_and_labels_alike_at_one_random_layer(gamma: float, conv4: md.Conv4) -> None:
+    mixup = make("mixup", conv4, gamma=gamma)
     assert list(mixup.input_sites) == [f"blocks.{i}.conv" for i in range(4)] + ["head"]
     h = torch.rand(6, 4, dtype=torch.float64)
     y, logits = torch.tensor([0, 0, 1, 1, 2, 2]), torch.randn(6, 3, dtype=torch.float64)
@@ -349,7 +407,7 @@ def test_mixup_mixes_images_and_labels_alike_at_one_random_layer(conv4: md.Conv4
         labels = ratio * F.one_hot(y, 3).double() + (1 - ratio) * F.one_hot(y[partner], 3).double()
         torch.testing.assert_close(mixup.label_loss(logits, y, this), F.cross_entropy(logits, labels))
     assert stats.chisquare([counts[name] for name in mixup.input_sites]).pvalue > 1e-4
-    assert stats.kstest(ratios, stats.beta(1.0, 1.0).cdf).pvalue > 1e-4
+    assert stats.kstest(ratios, stats.beta(gamma, gamma).cdf).pvalue > 1e-4
 
 
 def test_vib_penalty_is_the_kl_divergence_to_a_standard_normal(conv4: md.Conv4) -> None:
@@ -384,9 +442,44 @@ def test_information_dropout_penalises_weak_noise_on_active_units_after_the_relu
     assert entropies[1] - entropies[0] == pytest.approx(math.log(0.5) - math.log(0.1), rel=1e-6)
 
 
-def test_information_dropout_needs_relu_modules() -> None:
+def convolutions(*between: nn.Module) -> nn.Sequential:
+    """A network of two convolutions with some modules after the first, and a ReLU module after the second."""
+    first, second = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
+    end = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)]
+    return nn.Sequential(first, *between, second, *end).double()
+
+
+def test_information_dropout_needs_relu_modules_after_the_layers_that_are_named() -> None:
     with pytest.raises(ValueError, match=r"has no nn\.ReLU module; use nn\.ReLU\(\)"):
         PERTURBATIONS["information-dropout"](nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 3)))
+    episode, noise = make_episode(), md.SeededNoise(0)
+    network = convolutions(nn.Tanh())
+    named = md.MAML(network, make("information-dropout", network, layers=["0"]))
+    with pytest.raises(ValueError, match=r"'0' is followed by '2' and not by an nn\.ReLU module"):
+        named.loss(episode, generator=noise)
+    found = md.MAML(network, make("information-dropout", network))
+    gradients = found.task_gradient(episode, generator=noise).gradients
+    of_first, of_second = (gradients[f"perturbation.generators.{name}.weight"] for name in ("0", "2"))
+    assert of_first.abs().max() == 0  # its activation is left alone, and the other layer's is not taken for its own
+    assert of_second.abs().max() > 0
+    network = convolutions(nn.MaxPool2d(2), nn.ReLU())
+    with pytest.raises(ValueError, match=r"'0' gives .* needs the ReLU before pooling"):
+        md.MAML(network, make("information-dropout", network)).loss(episode, generator=noise)
+
+
+def test_a_bottleneck_on_a_network_without_hidden_layers_does_nothing() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(256, 3)).double()
+    a = md.MAML(network, make("vib", network)).loss(make_episode(), generator=md.SeededNoise(0))
+    torch.testing.assert_close(a, md.MAML(network).loss(make_episode()))
+
+
+def test_adversarial_refuses_unknown_norms_and_images_out_of_range(conv4: md.Conv4) -> None:
+    with pytest.raises(ValueError, match="norm is 'L2', but only l1, l2, linf are known"):
+        make("adversarial", conv4, norm="L2")
+    episode = make_episode()
+    standardised = md.Episode(4 * episode.support_x - 2, episode.support_y, episode.query_x, episode.query_y)
+    with pytest.raises(ValueError, match=r"within \[0, 1\], but these reach from -1\.\d+ to 1\.\d+"):
+        md.MAML(conv4, make("adversarial", conv4)).loss(standardised)
 
 
 def test_adversarial_moves_images_within_the_radius_and_raises_the_support_loss(conv4: md.Conv4) -> None:
@@ -426,37 +519,75 @@ def test_sums_over_channels_and_averages_over_the_rest() -> None:
 # --- combinations, and perturbations of one's own --------------------------------------------------------------------
 
 
-def test_combined_does_what_its_parts_do(conv4: md.Conv4) -> None:
-    episode = make_episode()
-    noise, mixup = make("metadropout", conv4), make("mixup", conv4)
-    both = PERTURBATIONS["combined"](conv4, parts=[noise, mixup])
-    loss = md.MAML(conv4, both).loss(episode, generator=md.SeededNoise(0))
-    for alone in (noise, mixup):
-        assert not torch.allclose(loss, md.MAML(conv4, alone).loss(episode, generator=md.SeededNoise(0)))
-    only = PERTURBATIONS["combined"](conv4, parts=[noise])
-    torch.testing.assert_close(
-        md.MAML(conv4, only).loss(episode, generator=md.SeededNoise(0)),
-        md.MAML(conv4, noise).loss(episode, generator=md.SeededNoise(0)),
-    )
+@pytest.mark.parametrize("name", [name for name in ALL if PERTURBATIONS[name].changes not in ("nothing", "labels")])
+def test_combined_with_a_mixup_that_mixes_nothing_a_perturbation_is_itself(name: str, conv4: md.Conv4) -> None:
+    episode, source = make_episode(), Chosen(1.0, md.SeededNoise(0))
+    alone = make(name, conv4)
+    both = PERTURBATIONS["combined"](conv4, parts=[alone, make("mixup", conv4)])
+    a, b = (md.MAML(conv4, p, inner_lr=0.05, steps=2) for p in (alone, both))
+    one, two = (learner.task_gradient(episode, generator=source) for learner in (a, b))
+    torch.testing.assert_close(two.loss, one.loss)
+    for parameter, gradient in one.gradients.items():
+        in_both = parameter.replace("perturbation.", "perturbation.parts.0.")
+        torch.testing.assert_close(two.gradients[in_both], gradient)
+    assert not torch.allclose(two.loss, b.loss(episode, generator=Chosen(0.6, md.SeededNoise(0))))
+
+
+def test_combined_with_noise_that_is_zero_mixup_is_itself(conv4: md.Conv4) -> None:
+    episode, mixup = make_episode(), make("mixup", conv4)
+    both = PERTURBATIONS["combined"](conv4, parts=[make("additive", conv4, noise_scale=0.0), mixup])
+    a, b = (md.MAML(conv4, p).loss(episode, generator=md.SeededNoise(0)) for p in (mixup, both))
+    torch.testing.assert_close(a, b)
 
 
 def test_combining_two_of_a_kind_is_refused_with_the_reason(conv4: md.Conv4) -> None:
+    class Silent(Perturbation):
+        """Does not say what it acts on."""
+
+    class Relabels(Perturbation):
+        """Acts on the labels, too, and says so of the weights only."""
+
+        changes = "weights"
+
+        def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+            return logits.sum()
+
+    def combine(*parts: Any) -> None:
+        PERTURBATIONS["combined"](conv4, parts=parts)
+
     with pytest.raises(ValueError, match="MetaDropout and Additive cannot be combined: both act on the features"):
-        PERTURBATIONS["combined"](conv4, parts=[{"name": "metadropout"}, {"name": "additive"}])
+        combine({"name": "metadropout"}, {"name": "additive"})
+    with pytest.raises(ValueError, match="Mixup and Relabels cannot be combined: both act on the labels"):
+        combine({"name": "mixup"}, Relabels(conv4))
     with pytest.raises(ValueError, match="'nothing' cannot be a part"):
-        PERTURBATIONS["combined"](conv4, parts=[{"name": "nothing"}])
+        combine({"name": "nothing"})
+    with pytest.raises(ValueError, match="'metadropout' cannot be a part of a combination: write"):
+        combine("metadropout")
+    with pytest.raises(ValueError, match="Silent says that it acts on nothing: leave it out, or set"):
+        combine(Silent(conv4))
+    with pytest.raises(ValueError, match="a combination cannot be a part of another one"):
+        combine(PERTURBATIONS["combined"](conv4, parts=[{"name": "mixup"}]))
 
 
 def test_a_new_perturbation_is_one_class(conv4: md.Conv4) -> None:
-    class Halve(Perturbation):
-        """Halves the logits of support images."""
+    class Shaken(Perturbation):
+        """Adds noise of a learned size to the logits of support images."""
 
+        changes = "features"
+        random = True
         sites = ("head",)
 
-        def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-            return f / 2 if this.support else f
+        def __init__(self, network: nn.Module) -> None:
+            super().__init__(network)
+            self.size = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
 
-    episode = make_episode()
-    halved = md.MAML(conv4, Halve(conv4), steps=1)
-    assert not torch.allclose(halved.loss(episode), md.MAML(conv4, steps=1).loss(episode))
-    torch.testing.assert_close(logits_of(halved, episode.support_x, Still()), conv4(episode.support_x) / 2)
+        def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+            return f + this.weights["size"] * this.normal(f) if this.support else f
+
+    episode, noise = make_episode(), md.SeededNoise(0)
+    learner = md.MAML(conv4, Shaken(conv4), steps=1)
+    expected = conv4(episode.support_x) + 0.5 * noise.stream(0, 0).normal((6, 3), episode.support_x)
+    torch.testing.assert_close(logits_of(learner, episode.support_x, noise), expected)
+    assert learner.task_gradient(episode, generator=noise).gradients["perturbation.size"] != 0
+    mixed = PERTURBATIONS["combined"](conv4, parts=[Shaken(conv4), {"name": "mixup"}])
+    assert md.MAML(conv4, mixed).loss(episode, generator=noise).isfinite()

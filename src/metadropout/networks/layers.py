@@ -33,7 +33,7 @@ def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: s
         hidden: names of the hidden layers, as in `network.named_modules()`.
         head: name of the linear layer that gives the logits.
     """
-    known = {name: m for name, m in network.named_modules() if isinstance(m, (*CONVOLUTIONS, nn.Linear))}
+    known = find_weighted(network)
     linear = [name for name, m in known.items() if isinstance(m, nn.Linear)]
     if head is None:
         if not linear:
@@ -50,6 +50,11 @@ def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: s
                 f"it has {[n for n in known if n != head]}"
             )
     return PerturbableLayers(tuple(hidden), head)
+
+
+def find_weighted(network: nn.Module) -> dict[str, nn.Module]:
+    """Find all convolutions and linear layers of a network by name."""
+    return {name: m for name, m in network.named_modules() if isinstance(m, (*CONVOLUTIONS, nn.Linear))}
 
 
 def find_activations(network: nn.Module) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ class ResNet12(nn.Module):
     """Four residual blocks of three convolutions, global average pooling and one linear layer.
 
     The normalisation is Conv4's; there is no DropBlock, so that perturbations can be compared without it.
-    Perturbations act on the 3x3 convolutions: `perturbable` leaves the 1x1 shortcuts out.
+    Perturbations act on the 3x3 convolutions: `perturbable` leaves the 1x1 shortcuts out. Mixup mixes the inputs of
+    whole blocks: within one, the shortcut would not see it.
 
     Args:
         way: number of classes in a task.
@@ -43,6 +44,11 @@ class ResNet12(nn.Module):
     def perturbable(self) -> list[str]:
         """Names of the layers that perturbations act on, the head aside."""
         return [name for name, layer in self.named_modules() if isinstance(layer, nn.Conv2d) and "shortcut" not in name]
+
+    @property
+    def mixable(self) -> list[str]:
+        """Names of the modules at whose inputs mixup may mix, the head aside."""
+        return [f"blocks.{number}" for number in range(len(self.blocks))]
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.blocks(channels_last(x))  # (n, channels, side, side)

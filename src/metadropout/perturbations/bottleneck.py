@@ -46,7 +46,8 @@ class InformationBottleneck(LayerPerturbation):
         this.notes.setdefault("kl", []).append(sum_channels_mean_rest(kl))
 
     def penalty(self, this: Pass) -> Tensor | None:
-        return self.kl_weight * torch.stack(this.notes["kl"]).sum()
+        terms = this.notes.get("kl")
+        return self.kl_weight * torch.stack(terms).sum() if terms else None
 
 
 def sum_channels_mean_rest(values: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,21 +18,14 @@ class Combined(Perturbation):
 
     Args:
         network: any module.
-        parts: perturbations to combine: in a recipe a list such as [{name: metadropout}, {name: mixup, gamma: 0.2}].
+        parts: perturbations to combine, or descriptions of them as in a recipe, where this is a list such as
+            [{name: metadropout}, {name: mixup, gamma: 0.2}].
     """
 
-    def __init__(self, network: nn.Module, *, parts: Sequence[dict[str, Any]] | Sequence[Perturbation]) -> None:
+    def __init__(self, network: nn.Module, *, parts: Sequence[Any]) -> None:
         super().__init__(network)
-        built = [part if isinstance(part, Perturbation) else _build(network, dict(part)) for part in parts]
-        acted_on: dict[str, str] = {}
-        for part in built:
-            name = type(part).__name__
-            if part.changes in acted_on:
-                raise ValueError(
-                    f"{acted_on[part.changes]} and {name} cannot be combined: both act on the {part.changes}, "
-                    "and which comes first would matter"
-                )
-            acted_on[part.changes] = name
+        built = [part if isinstance(part, Perturbation) else _build(network, part) for part in parts]
+        _refuse_conflicts(built)
         self.parts = nn.ModuleList(built)
         self.random = any(part.random for part in built)  # type: ignore[misc]
         self.samples_share_a_batch = all(part.samples_share_a_batch for part in built)  # type: ignore[misc]
@@ -90,7 +83,7 @@ class Combined(Perturbation):
 
     def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
         for part, view in self._each(this):
-            if part.changes == "labels":
+            if _has_label_loss(part):
                 return part.label_loss(logits, y, view)
         return super().label_loss(logits, y, this)
 
@@ -99,10 +92,37 @@ class Combined(Perturbation):
         return sum(terms[1:], terms[0]) if terms else None
 
 
-def _build(network: nn.Module, options: dict[str, Any]) -> Perturbation:
+def _refuse_conflicts(parts: Sequence[Perturbation]) -> None:
+    acted_on: dict[str, str] = {}
+    for part in parts:
+        name = type(part).__name__
+        if isinstance(part, Combined):
+            raise ValueError("a combination cannot be a part of another one; list all parts in one")
+        if part.changes == "nothing":
+            raise ValueError(
+                f"{name} says that it acts on nothing: leave it out, or set its class attribute `changes` to what it "
+                "acts on (features, weights, labels or images)"
+            )
+        for target in (part.changes, *(["labels"] if _has_label_loss(part) and part.changes != "labels" else [])):
+            if target in acted_on:
+                raise ValueError(
+                    f"{acted_on[target]} and {name} cannot be combined: both act on the {target}, "
+                    "and which comes first would matter"
+                )
+            acted_on[target] = name
+
+
+def _has_label_loss(part: Perturbation) -> bool:
+    return type(part).label_loss is not Perturbation.label_loss
+
+
+def _build(network: nn.Module, description: Any) -> Perturbation:
     from metadropout.options import check_options  # noqa: PLC0415
     from metadropout.perturbations import PERTURBATIONS  # noqa: PLC0415 (the registry lists this file, too)
 
+    if not isinstance(description, Mapping):
+        raise ValueError(f"{description!r} cannot be a part of a combination: write {{name: metadropout}}, say")
+    options = dict(description)
     name = options.pop("name", None)
     if name not in PERTURBATIONS or name == "combined":
         raise ValueError(f"'{name}' cannot be a part of a combination; known are: {', '.join(PERTURBATIONS)}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from metadropout.networks.layers import find_activations
+from metadropout.networks.layers import find_activations, find_weighted
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.bottleneck import InformationBottleneck
 
@@ -17,7 +18,8 @@ class InformationDropout(InformationBottleneck):
 
     The ReLU version: after the ReLU that follows a layer, before pooling, on support images multiply by exp(s(h)·e),
     s = 0.001 + 0.7·sigmoid(twin(h)). The inner loss gets kl_weight · KL, KL = −log s up to a constant, on active units.
-    On query images the factor is 1. The network's ReLUs have to be `nn.ReLU` modules.
+    On query images the factor is 1. It acts on layers that are followed by an `nn.ReLU` module of the network; others,
+    such as those whose ReLU is a function's, are left alone, unless they are named: then they are refused.
     """
 
     def __init__(
@@ -29,7 +31,8 @@ class InformationDropout(InformationBottleneck):
         head: str | None = None,
     ) -> None:
         super().__init__(network, kl_weight=kl_weight, layers=layers, head=head)
-        self.activations = find_activations(network)
+        self.activations, self._named = find_activations(network), layers is not None
+        self._others = [name for name in find_weighted(network) if name not in self.hidden_names]
         if not self.activations:
             raise ValueError(
                 f"information-dropout acts after ReLUs, but {type(network).__name__} has no nn.ReLU module; "
@@ -38,20 +41,33 @@ class InformationDropout(InformationBottleneck):
 
     @property
     def sites(self) -> Sequence[str]:
-        return (*self.hidden_names, *self.activations)
+        return (*self.hidden_names, *self._others, *self.activations)
+
+    def check_calls(self, seen: Sequence[str]) -> None:
+        super().check_calls([*self._others, *self.activations, *seen])  # of these not all need to run
+        for name, following in pairwise([*seen, "nothing"]):
+            if self._named and name in self.hidden_names and following not in self.activations:
+                raise ValueError(
+                    f"'{name}' is followed by '{following}' and not by an nn.ReLU module, so information dropout "
+                    "cannot act on it; use nn.ReLU() in place of functional.relu, or leave it out of `layers`"
+                )
 
     def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         if not this.support:
             return f
-        if name not in self.activations:
-            this.notes["layer"] = (name, h)  # its ReLU comes later
-            return f
-        if "layer" not in this.notes:
-            return f
-        layer, layer_input = this.notes.pop("layer")
-        return self.hidden(layer, layer_input, f, this)
+        layer = this.notes.pop("layer", None)  # the one that ran last, if a ReLU may follow
+        if name in self.activations:
+            return f if layer is None else self.hidden(layer[0], layer[1], f, this)
+        if name in self.hidden_names:
+            this.notes["layer"] = (name, h)
+        return f
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         spread = 0.001 + 0.7 * torch.sigmoid(self.twin(name, h, this))
+        if spread.shape != f.shape:
+            raise ValueError(
+                f"'{name}' gives {tuple(spread.shape)}, but the ReLU after it {tuple(f.shape)}: information dropout "
+                "needs the ReLU before pooling and reshaping; change their order, or leave the layer out of `layers`"
+            )
         self.add_kl(-torch.log(spread) * (f > 0).to(f), this)
         return f * torch.exp(spread * this.normal(f))

@@ -20,10 +20,14 @@ class Mixup(Perturbation):
     λ ~ Beta(γ, γ) and one permutation of the batch. There h becomes λ·h + (1 − λ)·h[permutation], and the loss is mixed
     in the same way, which is the cross-entropy against mixed one-hot labels. Query images are not mixed.
 
+    Everything has to pass through the mixed input. So where branches run side by side, as with skip connections, name
+    whole blocks; a network can name its own by an attribute `mixable`, as ResNet-12 does.
+
     Args:
         network: any module.
         gamma: both parameters of the Beta distribution; the paper tries 0.2, 1 and 2.
-        layers: names of the hidden layers at whose inputs to mix; by default all convolutions and hidden linear layers.
+        layers: names of the modules at whose inputs to mix; by default all convolutions and hidden linear layers, or
+            what the network names.
         head: name of the linear layer that gives the logits, whose input is mixed as well; by default the last one.
     """
 
@@ -43,8 +47,13 @@ class Mixup(Perturbation):
         super().__init__(network)
         if gamma <= 0:
             raise ValueError(f"gamma is {gamma}; it must be above 0")
-        found = find_layers(network, layers, head)
-        self.gamma, self._sites = gamma, (*found.hidden, found.head)
+        found = find_layers(network, head=head)
+        if layers is None:
+            layers = getattr(network, "mixable", found.hidden)
+        modules = [name for name, _ in network.named_modules() if name]
+        if unknown := sorted(set(layers) - set(modules)):
+            raise ValueError(f"'{unknown[0]}' is not a module of {type(network).__name__}; it has {modules}")
+        self.gamma, self._sites = gamma, (*layers, found.head)
 
     @property
     def input_sites(self) -> Sequence[str]:
