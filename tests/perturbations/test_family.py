@@ -19,7 +19,6 @@ import metadropout as md
 from metadropout.learners import GradientLearner
 from metadropout.networks import Normalisation
 from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation
-from metadropout.perturbations.bottleneck import sum_channels_mean_rest
 
 ALL = list(PERTURBATIONS)
 WITH_WEIGHTS = [name for name in ALL if name not in ("none", "fixed-gaussian", "mixup", "adversarial")]
@@ -508,12 +507,6 @@ def test_stays_finite_through_five_large_steps_at_the_largest_weight(name: str) 
         result = learner.task_gradient(episode, generator=md.SeededNoise(seed))
         assert result.loss.isfinite()
         assert all(g.isfinite().all() for g in result.gradients.values())
-
-
-def test_sums_over_channels_and_averages_over_the_rest() -> None:
-    values = torch.rand(3, 4, 5, 6, dtype=torch.float64)
-    torch.testing.assert_close(sum_channels_mean_rest(values), values.sum(dim=1).mean())
-    torch.testing.assert_close(sum_channels_mean_rest(values[..., 0, 0]), values[..., 0, 0].sum(dim=1).mean())
 
 
 # --- combinations, and perturbations of one's own --------------------------------------------------------------------

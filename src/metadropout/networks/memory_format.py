@@ -13,3 +13,11 @@ def channels_last(x: Tensor) -> Tensor:
     take the layout of all that follows.
     """
     return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
+
+
+def laid_out_like(x: Tensor, like: Tensor) -> Tensor:
+    """Return values in the memory layout of images: element-wise operations on two layouts take many times as long."""
+    if x.dim() != 4 or torch._C._are_functorch_transforms_active():  # under `vmap` a tensor does not tell its layout
+        return x
+    is_last = like.is_contiguous(memory_format=torch.channels_last)
+    return x.contiguous(memory_format=torch.channels_last) if is_last else x

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.networks.memory_format import laid_out_like
 from metadropout.networks.precision import Precision
 from metadropout.noise import NoiseStream
 
@@ -35,11 +36,17 @@ class Pass:
     notes: dict[str, Any] = field(default_factory=dict)
     """What a perturbation wants to remember from one layer to the next, for instance terms of the loss."""
 
-    def normal(self, like: Tensor) -> Tensor:
-        """Draw standard normal noise of the shape of `like`, whose batch holds the samples one after the other."""
+    def normal(self, like: Tensor, *, as_drawn: bool = False) -> Tensor:
+        """Draw standard normal noise of the shape of `like`, whose batch holds the samples one after the other.
+
+        Args:
+            like: what the noise is for.
+            as_drawn: leave the noise in the memory layout in which it comes, for operations that do not mind.
+        """
         shape = (like.shape[0] // len(self.streams), *like.shape[1:])
         draws = [stream.normal(shape, like) for stream in self.streams]
-        return draws[0] if len(draws) == 1 else torch.cat(draws)
+        noise = draws[0] if len(draws) == 1 else torch.cat(draws)
+        return noise if as_drawn else laid_out_like(noise, like)
 
     def numbers(self) -> np.random.Generator:
         """Return a generator for choices of the whole pass; only where samples do not share a batch."""

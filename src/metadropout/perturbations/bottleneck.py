@@ -41,15 +41,10 @@ class InformationBottleneck(LayerPerturbation):
         self.kl_weight = kl_weight
         self.add_twins(network)
 
-    def add_kl(self, kl: Tensor, this: Pass) -> None:
-        """Take note of a layer's KL, one value per unit, shape (n, channels, ...)."""
-        this.notes.setdefault("kl", []).append(sum_channels_mean_rest(kl))
+    def add_kl(self, kl: Tensor, f: Tensor, this: Pass) -> None:
+        """Take note of a layer's KL, the sum over all units of its output f, shape (n, channels, ...)."""
+        this.notes.setdefault("kl", []).append(kl * (f.shape[1] / f.numel()))
 
     def penalty(self, this: Pass) -> Tensor | None:
         terms = this.notes.get("kl")
         return self.kl_weight * torch.stack(terms).sum() if terms else None
-
-
-def sum_channels_mean_rest(values: Tensor) -> Tensor:
-    """Sum over channels, average over images and positions: (n, channels, ...) → a single number."""
-    return values.sum() * (values.shape[1] / values.numel())

@@ -44,7 +44,7 @@ class IndependentGaussian(LayerPerturbation):
         mean = per_channel(this.weights[f"means.{module_key(name)}"], f)
         if not this.support:
             return f * F.softplus(mean)
-        return noisy_product(f, mean + torch.zeros_like(f), this.normal(f))
+        return noisy_product(f, mean + torch.zeros_like(f), this.normal(f, as_drawn=True))
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
         if not this.support:

@@ -69,5 +69,5 @@ class InformationDropout(InformationBottleneck):
                 f"'{name}' gives {tuple(spread.shape)}, but the ReLU after it {tuple(f.shape)}: information dropout "
                 "needs the ReLU before pooling and reshaping; change their order, or leave the layer out of `layers`"
             )
-        self.add_kl(-torch.log(spread) * (f > 0).to(f), this)
+        self.add_kl(-(torch.log(spread) * (f > 0)).sum(), f, this)
         return f * torch.exp(spread * this.normal(f))

@@ -54,10 +54,9 @@ class MetaDropout(LayerPerturbation):
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         mean = self.twin(name, h, this)
-        noise = this.normal(mean) if this.support else None
         if self.link == "softplus":
-            return noisy_product(f, mean, noise)
-        return f * torch.exp(mean if noise is None else mean + noise)
+            return noisy_product(f, mean, this.normal(mean, as_drawn=True) if this.support else None)
+        return f * torch.exp(mean + this.normal(mean) if this.support else mean)
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
         if not (self.head_noise and this.support):

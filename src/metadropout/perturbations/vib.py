@@ -21,5 +21,7 @@ class VariationalBottleneck(InformationBottleneck):
         if not this.support:
             return f
         sigma = F.softplus(self.twin(name, h, this) - 5)
-        self.add_kl(0.5 * (f.square() + sigma.square() - 1) - torch.log(sigma), this)
+        # Summed term by term: what comes back is then laid out as the features are.
+        kl = 0.5 * (f.square().sum() + sigma.square().sum() - f.numel()) - torch.log(sigma).sum()
+        self.add_kl(kl, f, this)
         return f + sigma * this.normal(f)
