@@ -336,6 +336,15 @@ def test_query_images_get_the_factor_that_the_table_says(name: str, conv4: md.Co
     assert torch.equal(perturbation.after("head", torch.rand(3, 4, dtype=torch.float64), logits, query), logits)
 
 
+@pytest.mark.parametrize("name", [name for name, kind in PERTURBATIONS.items() if kind.support_only])
+def test_a_query_pass_without_a_perturbation_equals_the_one_with_it(name: str, network: nn.Module) -> None:
+    learner, x = md.MAML(network, make(name, network)).double(), make_episode().query_x
+    weights = dict(learner.named_parameters())
+    without = learner._logits(weights, x, learner._query_pass(weights), Normalisation())
+    learner.perturbation.support_only = False  # type: ignore[misc]
+    torch.testing.assert_close(learner._logits(weights, x, learner._query_pass(weights), Normalisation()), without)
+
+
 def test_every_perturbation_of_features_has_its_query_form_tested() -> None:
     assert set(QUERY_FORMS) == {name for name, kind in PERTURBATIONS.items() if kind.changes == "features"}
 

@@ -94,6 +94,8 @@ class GradientLearner(Learner):
         self._function = FunctionalNetwork(
             network, self.perturbation.sites, self.perturbation.input_sites, precision, norm_second_order
         )
+        # Layers that nothing acts on can be run together.
+        self._unperturbed = FunctionalNetwork(network, (), (), precision, norm_second_order)
         self._calls_checked = False
         self.adapted_names = self._names_to_adapt(adapted)
         if not self.adapted_names:
@@ -316,7 +318,10 @@ class GradientLearner(Learner):
 
     def _logits(self, weights: Weights, x: Tensor, this: Pass, normalisation: Normalisation) -> Tensor:
         """Run the network on images, with the perturbation's say in a support pass or a deterministic one."""
-        theta = self.perturbation.change_weights(_with_prefix(weights, "network."), this)
+        theta = _with_prefix(weights, "network.")
+        if self.perturbation.support_only and not this.support:
+            return self._unperturbed(theta, x, normalisation=normalisation)
+        theta = self.perturbation.change_weights(theta, this)
         seen: list[str] = []
 
         def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:

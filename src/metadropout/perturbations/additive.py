@@ -26,6 +26,7 @@ class Additive(LayerPerturbation):
     """
 
     random: ClassVar[bool] = True
+    support_only: ClassVar[bool] = True
     needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
 
     def __init__(

@@ -28,6 +28,7 @@ class Adversarial(Perturbation):
 
     changes: ClassVar[Target] = "images"
     tasks_share_a_batch: ClassVar[bool] = False
+    support_only: ClassVar[bool] = True
 
     def __init__(self, network: nn.Module, *, norm: Norm = "linf", radius: float = 0.1, attack_steps: int = 10) -> None:
         super().__init__(network)

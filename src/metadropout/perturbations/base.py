@@ -75,6 +75,8 @@ class Perturbation(nn.Module):
     (`numbers`), gradients are taken in a pass, or values decide what happens."""
     adapts: ClassVar[bool] = False
     """Whether its own parameters take part in the inner steps."""
+    support_only: ClassVar[bool] = False
+    """Whether it changes nothing in the deterministic pass over query images, which then runs faster, without it."""
     multiplicative: ClassVar[bool] = False
     """Whether hidden layers' outputs are multiplied by a factor that does not depend on them, on query images, too."""
     needs_second_order: ClassVar[str | None] = None

@@ -30,6 +30,7 @@ class Combined(Perturbation):
         self.random = any(part.random for part in built)  # type: ignore[misc]
         self.samples_share_a_batch = all(part.samples_share_a_batch for part in built)  # type: ignore[misc]
         self.tasks_share_a_batch = all(part.tasks_share_a_batch for part in built)  # type: ignore[misc]
+        self.support_only = all(part.support_only for part in built)  # type: ignore[misc]
         self.multiplicative = any(part.multiplicative for part in built)  # type: ignore[misc]
         reasons = [part.needs_second_order for part in built if part.needs_second_order]
         self.needs_second_order = reasons[0] if reasons else None  # type: ignore[misc]

@@ -33,6 +33,7 @@ class Mixup(Perturbation):
 
     changes: ClassVar[Target] = "labels"
     random: ClassVar[bool] = True
+    support_only: ClassVar[bool] = True
     samples_share_a_batch: ClassVar[bool] = False
     tasks_share_a_batch: ClassVar[bool] = False
 

@@ -27,6 +27,7 @@ class WeightGaussian(Perturbation):
 
     changes: ClassVar[Target] = "weights"
     random: ClassVar[bool] = True
+    support_only: ClassVar[bool] = True
     samples_share_a_batch: ClassVar[bool] = False
     needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
 
