@@ -196,6 +196,31 @@ def test_a_table_shows_differences_on_the_same_tasks_and_the_papers_figures(tmp_
     assert metadropout == "| MAML + Meta-dropout | 63.33 ± 28.23 (1 of 2 seeds) | +10.00 ± 9.24 | 96.63 ± 0.13 |"
 
 
+def test_a_setting_that_the_paper_lacks_is_held_against_the_one_that_it_is_like(tmp_path: Path) -> None:
+    jobs = plan(
+        tables()["table2"],
+        scale=1.0,
+        settings=["cifar-fs-5way-5shot", "glyphs-5way-1shot"],
+        rows=["additive"],
+        seeds=[0],
+        episodes=1,
+        out=tmp_path,
+        overrides={},
+    )
+    head, _, additive = as_markdown(tables()["table2"], jobs).splitlines()
+    assert "| CIFAR-FS, 5-way 5-shot | − MAML | reported on miniImageNet, 5-way 5-shot | glyphs" in head
+    assert additive == "| MAML + additive Meta-dropout | not yet |  | 66.78 ± 0.53 | not yet |  | – |"
+
+
+def test_a_table_can_be_shown_without_running_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["reproduce", "table3", *TINY, "--show", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "| MAML | not yet |" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    assert main(["reproduce", "figure4", *arguments[2:]]) == 1
+    assert "--show is for tables" in capsys.readouterr().err
+
+
 def test_options_that_may_change_are_given_anew_on_resuming(tmp_path: Path) -> None:
     options = {"machine.threads": 4, "data.directory": "images", "learner.checkpoint_steps": True, "seed": 0}
     job = made(tmp_path, **options)[0]

@@ -224,7 +224,9 @@ def as_markdown(table: Table, jobs: Sequence[Job]) -> str:
     settings = list(dict.fromkeys(job.setting for job in jobs))
     rows = [row for row in table.rows if any(job.row == row for job in jobs)]
     base = next(iter(table.rows))
-    columns = [f"{table.settings[setting]} | − {table.rows[base]} | reported" for setting in settings]
+    others = {setting: table.like.get(setting, setting) for setting in settings}
+    whose = {s: "reported" if other == s else f"reported on {table.settings[other]}" for s, other in others.items()}
+    columns = [f"{table.settings[setting]} | − {table.rows[base]} | {whose[setting]}" for setting in settings]
     lines = ["| row | " + " | ".join(columns) + " |", "|---" * (1 + 3 * len(settings)) + "|"]
     for row in rows:
         cells = [table.rows[row]]
@@ -232,7 +234,7 @@ def as_markdown(table: Table, jobs: Sequence[Job]) -> str:
             mine, bases = ([job for job in jobs if (job.setting, job.row) == (setting, name)] for name in (row, base))
             cells.append(summary(_results(mine), len(mine)))
             cells.append(difference(_results(mine), _results(bases)) if row != base else "")
-            reported = mine[0].config.reported if mine else {}
+            reported = load_recipe(f"{others[setting]}-{row}").reported
             cells.append(" ± ".join(f"{value:.2f}" for value in reported.values()) or "–")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

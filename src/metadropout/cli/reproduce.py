@@ -53,6 +53,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="default: 0")
     parser.add_argument("--episodes", type=int, default=1000, help="test episodes of each run (default: 1000)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/tables, or runs/WHAT)")
+    parser.add_argument("--show", action="store_true", help="run nothing: print the table of what is done")
     parser.add_argument("--jobs", type=int, help="runs at once (default: one per CPU core, or one on a GPU)")
     parser.set_defaults(run=run_command, takes_overrides=True)
 
@@ -67,11 +68,12 @@ def run_command(namespace: argparse.Namespace) -> int:
         raise ConfigError("--runs is for figures; a table trains its own runs")
     table = tables()[namespace.what]
     jobs = _plan(namespace, table, namespace.settings or _papers_settings(table), list(table.rows), out)
-    problems = run_jobs(jobs, _at_once(namespace))
+    problems = [] if namespace.show else run_jobs(jobs, _at_once(namespace))
     title = f"{table.title}, {namespace.scale:g} of the iterations, {namespace.episodes} episodes"
     text = f"{title}\n\n{as_markdown(table, [*jobs, *done_beside(table, jobs, namespace.scale)])}"
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / f"{namespace.what}.md", text)
+    if not namespace.show:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / f"{namespace.what}.md", text)
     print(text)
     _raise_first(problems)
     return 0
@@ -79,6 +81,8 @@ def run_command(namespace: argparse.Namespace) -> int:
 
 def _figure(namespace: argparse.Namespace, figure: PaperFigure, out: Path) -> int:
     """Draw a figure from given runs, or from runs that are trained first: once for each setting and seed."""
+    if namespace.show:
+        raise ConfigError("--show is for tables; a figure is drawn from trained runs by --runs")
     if namespace.runs:
         if namespace.overrides:
             raise ConfigError(f"--{next(iter(namespace.overrides))} cannot change for runs that are trained already")

@@ -3,14 +3,14 @@
 A YAML file of this folder is a family: settings (data, sizes) and rows (learner, perturbation). Each setting with each
 row is a recipe, so that a family of rows is written once and not once per setting. A family may take its settings from
 others (`settings_of`), and is a table whose rows are printed in a given `order`.
-Its `source` says who reports its figures.
+Its `source` says who reports its figures. A setting for which nobody reports any may be `like` one that has some.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Table:
     """What each setting is, by its name."""
     rows: dict[str, str]
     """What each row is, by its name; the recipe of a row in a setting is called SETTING-ROW."""
+    like: dict[str, str] = field(default_factory=dict)
+    """Whose reported figures a setting is held against, where it has none of its own."""
 
 
 def recipe_names() -> list[str]:
@@ -69,6 +71,7 @@ def tables() -> dict[str, Table]:
             family["title"],
             {setting: options["title"] for setting, options in _settings(name).items()},
             {row: titles[row] for row in family.get("order", family["rows"])},
+            {setting: options["like"] for setting, options in _settings(name).items() if "like" in options},
         )
         for name, family in families.items()
     }
@@ -113,7 +116,7 @@ def _combine(setting_name: str, setting: Mapping[str, Any], row: Mapping[str, An
     special = row.get("only", {}).get(setting_name, {})
     for part in (setting, row, special):
         for section, options in part.items():
-            if section not in ("title", "reported", "only"):
+            if section not in ("title", "like", "reported", "only"):
                 combined[section] = {**combined.get(section, {}), **options}
     if (reported := row.get("reported", {}).get(setting_name)) is not None:
         combined["reported"] = dict(zip(("accuracy", "interval"), reported, strict=False))
