@@ -37,12 +37,11 @@ def batch_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
         eps: added to the variance.
         groups: how many batches of equal size stand one after the other in `x`, each with statistics of its own.
     """
-    if groups == 1 and x.numel() > x.shape[1]:  # PyTorch's own function refuses a single value per channel
+    if groups > 1:
+        return torch.cat([batch_normalise(part, weight, bias, eps) for part in x.chunk(groups)])
+    if x.numel() > x.shape[1]:
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
-    grouped = x.reshape(groups, -1, *x.shape[1:])  # (groups, n, channels, ...)
-    over = [1, *range(3, grouped.dim())]
-    variance, mean = torch.var_mean(grouped, dim=over, correction=0, keepdim=True)
-    return scale_and_offset(((grouped - mean) * torch.rsqrt(variance + eps)).flatten(0, 1), weight, bias)
+    return normalise_with(x, *batch_statistics(x), weight, bias, eps)  # PyTorch's refuses one value per channel
 
 
 class _ConstantGradient(torch.autograd.Function):
