@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,19 @@ def test_tables_of_the_paper_are_those_of_the_recipes(page: str) -> None:
     assert len(figures) >= 16
     for name, figure in figures.items():
         assert figure == " ± ".join(f"{value:.2f}" for value in load_recipe(name).reported.values()), name
+
+
+def test_tables_of_results_are_those_of_the_recorded_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / "results.md").read_text()
+    commands = re.findall(r"^    metadropout (reproduce .* --show .*)$", text.replace("\\\n", " "), flags=re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert main([word for word in shlex.split(command) if not word.endswith(".png") and word != "--figure"]) == 0
+        _, _, *table = capsys.readouterr().out.splitlines(keepends=True)
+        assert "".join(table).strip() in text, command
 
 
 @pytest.mark.parametrize(

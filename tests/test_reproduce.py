@@ -17,7 +17,7 @@ from metadropout.data.locks import exclusive
 from metadropout.evaluation import Evaluation
 from metadropout.metrics import read_metrics
 from metadropout.recipes import load_recipe, tables
-from metadropout.reproduce import Job, as_markdown, plan, summary
+from metadropout.reproduce import Job, as_markdown, entries, plan, summary
 from metadropout.runs import open_run, write_config
 
 TINY = [
@@ -39,6 +39,7 @@ def test_a_table_is_run_once_printed_and_not_run_again(tmp_path: Path, capsys: p
     assert f"| MAML + deterministic Meta-dropout | {100 * other['mean']:.2f} ± " in printed
     assert ahead in printed
     assert (tmp_path / "table3.md").read_text() in printed
+    assert (tmp_path / "table3.png").read_bytes().startswith(b"\x89PNG")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     assert main(command) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == before
@@ -190,10 +191,15 @@ def test_a_table_shows_differences_on_the_same_tasks_and_the_papers_figures(tmp_
     jobs = made(tmp_path, seeds=[0, 1])
     for job, accuracies in zip(jobs, ([0.2, 0.8, 0.5], [0.3, 0.9, 0.7], [0.4, 0.8, 0.5]), strict=False):
         write_evaluation(job, accuracies)
-    *_, maml, metadropout = as_markdown(tables()["table3"], jobs).splitlines()
+    *_, maml, metadropout = as_markdown(tables()["table3"], entries(tables()["table3"], jobs)).splitlines()
     assert maml == "| MAML | 53.33 ± 23.25 (2 seeds, std 4.71) |  | 95.23 ± 0.17 |"
     # Task by task, MAML has 0.3, 0.8 and 0.5, so the differences are 0, 0.1 and 0.2.
     assert metadropout == "| MAML + Meta-dropout | 63.33 ± 28.23 (1 of 2 seeds) | +10.00 ± 9.24 | 96.63 ± 0.13 |"
+    (found,) = entries(tables()["table3"], jobs).values()
+    assert found["metadropout"].reported_ahead == pytest.approx(96.63 - 95.23)
+    (found,) = entries(tables()["table3"], [job for job in jobs if job.row == "metadropout"]).values()
+    assert found["metadropout"].reported_ahead == pytest.approx(96.63 - 95.23)  # also where the base is not asked for
+    assert found["metadropout"].ahead is None
 
 
 def test_a_setting_that_the_paper_lacks_is_held_against_the_one_that_it_is_like(tmp_path: Path) -> None:
@@ -207,7 +213,7 @@ def test_a_setting_that_the_paper_lacks_is_held_against_the_one_that_it_is_like(
         out=tmp_path,
         overrides={},
     )
-    head, _, additive = as_markdown(tables()["table2"], jobs).splitlines()
+    head, _, additive = as_markdown(tables()["table2"], entries(tables()["table2"], jobs)).splitlines()
     assert "| CIFAR-FS, 5-way 5-shot | − MAML | reported on miniImageNet, 5-way 5-shot | glyphs" in head
     assert additive == "| MAML + additive Meta-dropout | not yet |  | 66.78 ± 0.53 | not yet |  | – |"
 
@@ -216,6 +222,7 @@ def test_a_table_can_be_shown_without_running_what_it_lacks(tmp_path: Path, caps
     arguments = ["reproduce", "table3", *TINY, "--show", "--out", str(tmp_path)]
     assert main(arguments) == 0
     assert "| MAML | not yet |" in capsys.readouterr().out
+    assert main([*arguments, "--figure", str(tmp_path / "nothing.png")]) == 0
     assert list(tmp_path.iterdir()) == []
     assert main(["reproduce", "figure4", *arguments[2:]]) == 1
     assert "--show is for tables" in capsys.readouterr().err

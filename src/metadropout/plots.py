@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,54 @@ def plot_accuracies(results: Mapping[str, Evaluation], path: Path, title: str) -
     axis.set_yticks(range(len(results)), list(results))
     axis.set(xlabel="accuracy, %", title=title, ylim=(len(results) - 0.5, -0.6))
     axis.grid(axis="x", alpha=0.3)
+    save_figure(figure, path)
+    plt.close(figure)
+    return path
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one method is ahead of another."""
+
+    name: str
+    measured: Evaluation
+    """Task by task."""
+    reported: float | None
+    """By figures that others report, in percentage points."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The differences in one setting, and where the reported ones come from."""
+
+    title: str
+    source: str
+    differences: Sequence[Difference]
+
+
+def plot_differences(panels: Sequence[Panel], base: str, path: Path) -> Path | None:
+    """Draw how far methods are ahead of a base, with intervals over tasks, and beside it what is reported."""
+    if (plt := pyplot()) is None:
+        return None
+    most = max(len(panel.differences) for panel in panels)
+    size = (2.8 + 3.6 * len(panels), 1.6 + 0.3 * most)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for row, difference in enumerate(panel.differences):
+            result = difference.measured
+            style = {"color": COLOURS[0], "capsize": 3, "markersize": 5}
+            axis.errorbar(
+                100 * result.mean, row, xerr=100 * result.interval, fmt="o", **style, label="here" if row == 0 else None
+            )
+        quoted = [(d.reported, row) for row, d in enumerate(panel.differences) if d.reported is not None]
+        if quoted:
+            axis.scatter(*zip(*quoted, strict=True), marker="D", s=28, facecolors="none", edgecolors=COLOURS[1])
+            axis.scatter([], [], marker="D", facecolors="none", edgecolors=COLOURS[1], label=panel.source)
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_yticks(range(len(panel.differences)), [d.name for d in panel.differences])
+        axis.set(title=panel.title, xlabel=f"accuracy − {base}, points", ylim=(most - 0.5, -0.5))
+        axis.grid(axis="x", alpha=0.3)
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.45 / size[1] * 2), ncols=2)
     save_figure(figure, path)
     plt.close(figure)
     return path

@@ -24,6 +24,7 @@ from metadropout.evaluation import Evaluation, TestRecord
 from metadropout.learners.gradient import TEST_SAMPLES
 from metadropout.metrics import newest_iteration
 from metadropout.perturbations import PERTURBATIONS
+from metadropout.plots import Difference, Panel, plot_differences
 from metadropout.recipes import Table, load_recipe
 from metadropout.runs import MAY_CHANGE, open_run
 
@@ -219,29 +220,84 @@ def done_beside(table: Table, jobs: Sequence[Job], scale: float) -> list[Job]:
     return found
 
 
-def as_markdown(table: Table, jobs: Sequence[Job]) -> str:
-    """Write a table of the results so far: each beside its distance from the first row's, and the reported figure."""
-    settings = list(dict.fromkeys(job.setting for job in jobs))
-    rows = [row for row in table.rows if any(job.row == row for job in jobs)]
-    base = next(iter(table.rows))
-    others = {setting: table.like.get(setting, setting) for setting in settings}
-    whose = {s: "reported" if other == s else f"reported on {table.settings[other]}" for s, other in others.items()}
-    columns = [f"{table.settings[setting]} | − {table.rows[base]} | {whose[setting]}" for setting in settings]
-    lines = ["| row | " + " | ".join(columns) + " |", "|---" * (1 + 3 * len(settings)) + "|"]
-    for row in rows:
-        cells = [table.rows[row]]
-        for setting in settings:
-            mine, bases = ([job for job in jobs if (job.setting, job.row) == (setting, name)] for name in (row, base))
-            cells.append(summary(_results(mine), len(mine)))
-            cells.append(difference(_results(mine), _results(bases)) if row != base else "")
-            reported = load_recipe(f"{others[setting]}-{row}").reported
-            cells.append(" ± ".join(f"{value:.2f}" for value in reported.values()) or "–")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+@dataclass(frozen=True)
+class Entry:
+    """What a table says of a row in a setting."""
+
+    results: list[Evaluation]
+    """One per seed that is done."""
+    asked: int
+    """How many seeds are asked for."""
+    ahead: Evaluation | None
+    """How far it is ahead of the first row, task by task; None for that row, and where one of them is not done."""
+    reported: Mapping[str, float]
+    """The reported accuracy and its interval, as far as there are any."""
+    reported_ahead: float | None
+    """How far it is ahead of the first row by the reported figures."""
+
+
+def entries(table: Table, jobs: Sequence[Job]) -> dict[str, dict[str, Entry]]:
+    """Gather what there is for a table, by setting and row."""
+    base, rows = next(iter(table.rows)), [row for row in table.rows if any(job.row == row for job in jobs)]
+    found: dict[str, dict[str, Entry]] = {}
+    for setting in dict.fromkeys(job.setting for job in jobs):
+        figures = {row: load_recipe(f"{table.like.get(setting, setting)}-{row}").reported for row in (base, *rows)}
+        bases = _results([job for job in jobs if (job.setting, job.row) == (setting, base)])
+        found[setting] = {}
+        for row in rows:
+            mine = [job for job in jobs if (job.setting, job.row) == (setting, row)]
+            results, other = _results(mine), row != base
+            ahead = Evaluation.over_seeds(results).minus(Evaluation.over_seeds(bases)) if results and bases else None
+            reported_ahead = figures[row]["accuracy"] - figures[base]["accuracy"] if figures[row] else None
+            found[setting][row] = Entry(
+                results, len(mine), ahead if other else None, figures[row], reported_ahead if other else None
+            )
+    return found
 
 
 def _results(jobs: Sequence[Job]) -> list[Evaluation]:
     return [result for job in jobs if (result := job.result()) is not None]
+
+
+def as_markdown(table: Table, found: Mapping[str, Mapping[str, Entry]]) -> str:
+    """Write a table of the results so far: each beside its distance from the first row's, and the reported figure."""
+    columns = [f"{table.settings[s]} | − {_base_title(table)} | {_whose_figures(table, s)}" for s in found]
+    lines = ["| row | " + " | ".join(columns) + " |", "|---" * (1 + 3 * len(found)) + "|"]
+    for row in next(iter(found.values())):
+        cells = [table.rows[row]]
+        for entry in (of_setting[row] for of_setting in found.values()):
+            cells.append(summary(entry.results, entry.asked))
+            cells.append(f"{100 * entry.ahead.mean:+.2f} ± {100 * entry.ahead.interval:.2f}" if entry.ahead else "")
+            cells.append(" ± ".join(f"{value:.2f}" for value in entry.reported.values()) or "–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def as_picture(table: Table, found: Mapping[str, Mapping[str, Entry]], path: Path) -> Path | None:
+    """Draw how far each row is ahead of the first, here and as reported; None without matplotlib."""
+    panels = [
+        Panel(table.settings[setting], _whose_figures(table, setting), differences)
+        for setting, of_setting in found.items()
+        if (differences := _differences(table, of_setting))
+    ]
+    return plot_differences(panels, _base_title(table), path) if panels else None
+
+
+def _differences(table: Table, of_setting: Mapping[str, Entry]) -> list[Difference]:
+    return [
+        Difference(table.rows[row], entry.ahead, entry.reported_ahead)
+        for row, entry in of_setting.items()
+        if entry.ahead is not None
+    ]
+
+
+def _base_title(table: Table) -> str:
+    return next(iter(table.rows.values()))
+
+
+def _whose_figures(table: Table, setting: str) -> str:
+    other = table.like.get(setting)
+    return f"reported on {table.settings[other]}" if other else "reported"
 
 
 def summary(results: Sequence[Evaluation], asked: int) -> str:
@@ -255,14 +311,6 @@ def summary(results: Sequence[Evaluation], asked: int) -> str:
     seeds = f"{len(results)} seeds" if len(results) == asked else f"{len(results)} of {asked} seeds"
     spread = f", std {100 * float(np.std([result.mean for result in results], ddof=1)):.2f}" if len(results) > 1 else ""
     return f"{text} ({seeds}{spread})"
-
-
-def difference(mine: Sequence[Evaluation], base: Sequence[Evaluation]) -> str:
-    """Say how far one row is ahead of another, task by task; nothing where one of them is missing."""
-    if not (mine and base):
-        return ""
-    ahead = Evaluation.over_seeds(mine).minus(Evaluation.over_seeds(base))
-    return f"{100 * ahead.mean:+.2f} ± {100 * ahead.interval:.2f}"
 
 
 def failed(problem: str) -> MetadropoutError:

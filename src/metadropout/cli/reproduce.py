@@ -22,7 +22,17 @@ from metadropout.figures.paper import PAPER_FIGURES, PaperFigure, runs_table
 from metadropout.figures.runs import FigureOptions
 from metadropout.files import write_atomically
 from metadropout.recipes import Table, tables
-from metadropout.reproduce import Job, Worker, as_markdown, check_folders, done_beside, failed, plan
+from metadropout.reproduce import (
+    Job,
+    Worker,
+    as_markdown,
+    as_picture,
+    check_folders,
+    done_beside,
+    entries,
+    failed,
+    plan,
+)
 from metadropout.runs import open_run
 
 EPILOG = """\
@@ -53,6 +63,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="default: 0")
     parser.add_argument("--episodes", type=int, default=1000, help="test episodes of each run (default: 1000)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/tables, or runs/WHAT)")
+    parser.add_argument("--figure", type=Path, help="picture of a table's differences (default: OUT/TABLE.png)")
     parser.add_argument("--show", action="store_true", help="run nothing: print the table of what is done")
     parser.add_argument("--jobs", type=int, help="runs at once (default: one per CPU core, or one on a GPU)")
     parser.set_defaults(run=run_command, takes_overrides=True)
@@ -70,11 +81,16 @@ def run_command(namespace: argparse.Namespace) -> int:
     jobs = _plan(namespace, table, namespace.settings or _papers_settings(table), list(table.rows), out)
     problems = [] if namespace.show else run_jobs(jobs, _at_once(namespace))
     title = f"{table.title}, {namespace.scale:g} of the iterations, {namespace.episodes} episodes"
-    text = f"{title}\n\n{as_markdown(table, [*jobs, *done_beside(table, jobs, namespace.scale)])}"
+    found = entries(table, [*jobs, *done_beside(table, jobs, namespace.scale)])
+    text = f"{title}\n\n{as_markdown(table, found)}"
+    print(text)
+    picture = namespace.figure
     if not namespace.show:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / f"{namespace.what}.md", text)
-    print(text)
+        picture = picture or out / f"{namespace.what}.png"
+    if picture and as_picture(table, found, picture):
+        print(picture)
     _raise_first(problems)
     return 0
 
