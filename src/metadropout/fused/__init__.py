@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.functions import apply
 from metadropout.fused import build
 from metadropout.fused.convolutions import CHANNELS, FEW, Convolution
 from metadropout.fused.elementwise import NoisyProduct, NormReluPool
@@ -41,7 +42,7 @@ def noisy_product(f: Tensor, mean: Tensor, noise: Tensor | None = None) -> Tenso
     same_shape = f.shape == mean.shape and (noise is None or noise.shape == f.shape)
     constant = noise is None or not noise.requires_grad
     if same_shape and constant and _fits(f, mean) and (noise is None or (_same_kind(noise, f))):
-        return NoisyProduct.apply(f, mean, noise)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return apply(NoisyProduct, f, mean, noise)[0]  # type: ignore[no-any-return]
     return f * F.softplus(mean if noise is None else mean + noise)
 
 
@@ -55,7 +56,7 @@ def norm_relu_pool(x: Tensor, bias: Tensor | None, eps: float, groups: int = 1) 
         groups: how many batches of equal size stand one after the other in `x`, each with statistics of its own.
     """
     if _fits(x) and min(x.shape[2:]) >= 2 and len(x) % groups == 0 and (bias is None or _same_kind(bias, x)):
-        return NormReluPool.apply(x, bias, float(eps), groups)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return apply(NormReluPool, x, bias, float(eps), groups)[0]  # type: ignore[no-any-return]
     return F.max_pool2d(F.relu(batch_normalise(x, None, bias, eps, groups)), kernel_size=2)
 
 
@@ -77,7 +78,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         and (weight.shape[1] % CHANNELS == 0 or weight.shape[1] <= FEW)
         and all(_same_kind(t, x) for t in (weight, bias) if t is not None)
     ):
-        return Convolution.apply(x, weight, bias)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return apply(Convolution, x, weight, bias)[0]  # type: ignore[no-any-return]
     return F.conv2d(x, weight, bias, padding=1)
 
 

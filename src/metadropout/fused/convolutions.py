@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metadropout.functions import apply
 from metadropout.fused.calls import channels_last, refuse_third_derivatives, run, run_over
 
 CHANNELS = 16
@@ -46,7 +47,7 @@ class Convolution(torch.autograd.Function):
         """Return the gradients, which can be differentiated again."""
         if g is None:
             return g_also, None, None
-        return _ConvolutionGradient.apply(g, *ctx.saved_tensors, g_also, *ctx.needs_input_grad)  # type: ignore[no-any-return, no-untyped-call]
+        return apply(_ConvolutionGradient, g, *ctx.saved_tensors, g_also, *ctx.needs_input_grad)  # type: ignore[no-any-return]
 
 
 class _ConvolutionGradient(torch.autograd.Function):

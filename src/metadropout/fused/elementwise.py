@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metadropout.functions import apply
 from metadropout.fused.calls import channels_last, like, refuse_third_derivatives, run_over, run_stages
 
 
@@ -38,7 +39,7 @@ class NoisyProduct(torch.autograd.Function):
         f, s = ctx.saved_tensors
         if g is None:
             g = torch.zeros_like(f)
-        g_f, g_mean = _NoisyProductGradient.apply(g, f, s, g_s, *ctx.needs_input_grad[:2])  # type: ignore[no-untyped-call]
+        g_f, g_mean = apply(_NoisyProductGradient, g, f, s, g_s, *ctx.needs_input_grad[:2])
         return g_f, g_mean, None
 
 
@@ -96,7 +97,7 @@ class NormReluPool(torch.autograd.Function):
         x, p, code, stats = ctx.saved_tensors
         if g is None:
             return g_also, None, None, None
-        g_x, g_b = _NormReluPoolGradient.apply(g, x, p, code, stats, g_also)  # type: ignore[no-untyped-call]
+        g_x, g_b = apply(_NormReluPoolGradient, g, x, p, code, stats, g_also)
         return g_x, g_b if ctx.needs_input_grad[1] else None, None, None
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.functions import apply
+
 
 class OffsetNorm(nn.Module):
     """Normalises by the statistics of its batch and adds a learned offset: no scale, no running averages.
@@ -64,7 +66,7 @@ class _ConstantGradient(torch.autograd.Function):
 
 def constant_gradient(x: Tensor) -> Tensor:
     """Return x; the gradient that comes back through it has its value but no derivative of its own."""
-    return _ConstantGradient.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+    return apply(_ConstantGradient, x)  # type: ignore[no-any-return]
 
 
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
