@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from toys import make_episode
 from toys import make_perturbation as make
 
 import metadropout as md
+from metadropout.attacks import projected_gradient_descent
 from metadropout.learners import GradientLearner
 from metadropout.networks import Normalisation
+from metadropout.networks.layers import module_key
 from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation
 
 ALL = list(PERTURBATIONS)
@@ -104,7 +106,114 @@ def test_meta_gradient_of_its_own_weights_equals_finite_differences(name: str, c
                 parameters[n].add_(direction[n], alpha=move)
         losses.append(learner.loss(episode, generator=source).item())
     assert (losses[0] - losses[1]) / 2e-8 == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert abs(expected) > 1e-6
+    assert abs(expected) > 1e-4
+
+
+def test_meta_gradient_with_adversarial_movements_held_constant_equals_finite_differences(conv4: md.Conv4) -> None:
+    class Recorded(PERTURBATIONS["adversarial"]):  # type: ignore[misc]
+        """Moves images, or once it has been recorded moves them again as before."""
+
+        def change_images(self, x: Tensor, y: Tensor, classify: Any) -> Tensor:
+            if not replays:
+                moved.append(super().change_images(x, y, classify))
+                return moved[-1]
+            return next(replays[-1])
+
+    moved: list[Tensor] = []
+    replays: list[Iterator[Tensor]] = []
+    episode, learner = make_episode(), md.MAML(conv4, Recorded(conv4, radius=0.05), inner_lr=0.05, steps=3)
+    gradients = learner.task_gradient(episode).gradients
+    assert len(moved) == 3
+    assert not torch.equal(moved[0], moved[1])  # they are moved anew before each step
+    g = torch.Generator().manual_seed(0)
+    parameters = dict(learner.named_parameters())
+    direction = {n: torch.randn(p.shape, generator=g, dtype=torch.float64) for n, p in parameters.items()}
+    expected = sum((gradients[n] * direction[n]).sum().item() for n in parameters)
+    losses = []
+    for move in (1e-7, -2e-7):
+        with torch.no_grad():
+            for n, parameter in parameters.items():
+                parameter.add_(direction[n], alpha=move)
+        replays.append(iter(moved))
+        losses.append(learner.loss(episode).item())
+    assert (losses[0] - losses[1]) / 2e-7 == pytest.approx(expected, rel=1e-4)
+    assert abs(expected) > 1e-2
+
+
+def conv4_by_hand(
+    theta: dict[str, Tensor],
+    x: Tensor,
+    on_output: Callable[[int, Tensor, Tensor], Tensor] = lambda i, h, f: f,
+    on_relu: Callable[[int, Tensor, Tensor], Tensor] = lambda i, h, f: f,
+) -> Tensor:
+    """The logits of Conv4 by PyTorch alone, with a say after each convolution and each ReLU."""
+    h = x
+    for i in range(4):
+        f = F.conv2d(h, theta[f"blocks.{i}.conv.weight"], theta[f"blocks.{i}.conv.bias"], padding=1)
+        f = F.batch_norm(on_output(i, h, f), None, None, None, theta[f"blocks.{i}.norm.bias"], training=True, eps=1e-3)
+        h = F.max_pool2d(on_relu(i, h, F.relu(f)), 2)
+    return F.linear(h.flatten(1), theta["head.weight"], theta["head.bias"])
+
+
+def loss_by_hand(name: str, theta: dict[str, Tensor], phi: dict[str, Tensor], episode: md.Episode) -> Tensor:
+    """The support loss of an inner step with `SeededNoise(3)`, by PyTorch alone."""
+    x, y, stream = episode.support_x, episode.support_y, md.SeededNoise(3).stream(0, 0)
+    terms = []
+
+    def twin(i: int, h: Tensor) -> Tensor:
+        w, b = (phi[f"generators.blocks/{i}/conv.{part}"] for part in ("weight", "bias"))
+        return F.conv2d(h, w, b, padding=1)
+
+    def bottleneck(i: int, h: Tensor, f: Tensor) -> Tensor:
+        sigma = F.softplus(twin(i, h) - 5)
+        kl = distributions.kl_divergence(distributions.Normal(f, sigma), distributions.Normal(0.0, 1.0))
+        terms.append(0.1 * kl.sum(dim=1).mean())
+        return f + sigma * stream.normal(f.shape, f)
+
+    def dropout(i: int, h: Tensor, f: Tensor) -> Tensor:
+        spread = 0.001 + 0.7 * torch.sigmoid(twin(i, h))
+        terms.append(-0.1 * (torch.log(spread) * (f > 0)).sum(dim=1).mean())
+        return f * torch.exp(spread * stream.normal(f.shape, f))
+
+    if name == "vib":
+        return F.cross_entropy(conv4_by_hand(theta, x, on_output=bottleneck), y) + sum(terms)
+    if name == "information-dropout":
+        return F.cross_entropy(conv4_by_hand(theta, x, on_relu=dropout), y) + sum(terms)
+    if name == "mixup":  # of the images, with a ratio of 0.3
+        logits = conv4_by_hand(theta, 0.3 * x + 0.7 * x.roll(1, 0))
+        labels = 0.3 * F.one_hot(y, 3).double() + 0.7 * F.one_hot(y.roll(1), 3).double()
+        return F.cross_entropy(logits, labels)
+    assert name == "adversarial"
+    fixed = {n: w.detach() for n, w in theta.items()}
+    moved = projected_gradient_descent(
+        lambda images: conv4_by_hand(fixed, images), x, y, norm="l2", radius=0.5, steps=10, start=None
+    )
+    return F.cross_entropy(conv4_by_hand(theta, moved), y)
+
+
+STRONG: dict[str, dict[str, Any]] = {
+    "vib": {"kl_weight": 0.1},
+    "information-dropout": {"kl_weight": 0.1},
+    "mixup": {},
+    "adversarial": {"norm": "l2", "radius": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", STRONG)
+def test_an_inner_step_is_the_one_on_the_loss_by_hand(name: str, conv4: md.Conv4) -> None:
+    episode, perturbation = make_episode(), make(name, conv4, **STRONG[name])
+    learner = md.MAML(conv4, perturbation, inner_lr=0.1, steps=1)
+    source: Any = Chosen(0.3, md.SeededNoise(3)) if name == "mixup" else md.SeededNoise(3)
+    adapted = learner.adapted_weights(episode.support_x, episode.support_y, mc_samples=1, generator=source)
+    theta, phi = dict(conv4.named_parameters()), dict(perturbation.named_parameters())
+    weights = {f"network.{n}": w for n, w in theta.items()} | {f"perturbation.{n}": w for n, w in phi.items()}
+    names = learner.adapted_names
+    assert len(names) == (18 if phi else 10)  # of four convolutions and a head; of four twins
+    gradients = torch.autograd.grad(loss_by_hand(name, theta, phi, episode), [weights[n] for n in names])
+    for n, gradient in zip(names, gradients, strict=True):
+        torch.testing.assert_close(adapted[n], weights[n].detach() - 0.1 * gradient, msg=n)
+    plain = md.MAML(conv4, inner_lr=0.1, steps=1).adapted_weights(episode.support_x, episode.support_y)
+    assert not torch.allclose(adapted["network.head.bias"], plain["network.head.bias"], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -306,9 +415,10 @@ def test_noise_has_the_distribution_it_should_have(name: str) -> None:
     assert abs((draws < median).double().mean().item() - 0.5) < 5 * math.sqrt(0.25 / n)
 
 
-def twin_of(w: dict[str, Tensor], h: Tensor) -> Tensor:
+def twin_of(w: dict[str, Tensor], h: Tensor, prefix: str = "") -> Tensor:
     """What the twin of the second convolution gives, by PyTorch alone."""
-    return F.conv2d(h, w["generators.blocks/1/conv.weight"], w["generators.blocks/1/conv.bias"], padding=1)
+    weight, bias = (w[f"generators.{prefix}blocks/1/conv.{part}"] for part in ("weight", "bias"))
+    return F.conv2d(h, weight, bias, padding=1)
 
 
 QUERY_FORMS: dict[str, Callable[[dict[str, Tensor], Tensor], Tensor | float]] = {
@@ -347,6 +457,31 @@ def test_a_query_pass_without_a_perturbation_equals_the_one_with_it(name: str, n
 
 def test_every_perturbation_of_features_has_its_query_form_tested() -> None:
     assert set(QUERY_FORMS) == {name for name, kind in PERTURBATIONS.items() if kind.changes == "features"}
+
+
+SUPPORT_FORMS: dict[str, Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], Tensor]] = {
+    "metadropout": lambda w, h, f, e: f * F.softplus(twin_of(w, h) + e),
+    "additive": lambda w, h, f, e: f + 0.1 * F.softplus(twin_of(w, h)) * e,
+    "fixed-gaussian": lambda w, h, f, e: f * F.softplus(e),
+    "independent-gaussian": lambda w, h, f, e: f * F.softplus(w["means.blocks/1/conv"].view(1, -1, 1, 1) + e),
+    "deterministic": lambda w, h, f, e: f * F.softplus(twin_of(w, h)),
+    "more-parameters": lambda w, h, f, e: f * F.softplus(twin_of(w, h)),
+    "learned-variance": lambda w, h, f, e: f * F.softplus(twin_of(w, h) + F.softplus(twin_of(w, h, "spread:")) * e),
+    "vib": lambda w, h, f, e: f + F.softplus(twin_of(w, h) - 5) * e,
+    "information-dropout": lambda w, h, f, e: f * torch.exp((0.001 + 0.7 * torch.sigmoid(twin_of(w, h))) * e),
+}
+
+
+@pytest.mark.parametrize("name", QUERY_FORMS)
+def test_support_images_get_noise_that_depends_on_them_as_the_table_says(name: str, conv4: md.Conv4) -> None:
+    perturbation = make(name, conv4)
+    h, f, e = torch.randn(3, 2, 4, 8, 8, dtype=torch.float64)
+    this = support_pass(perturbation, [md.RecordedNoise([e], per_pass=1).stream(0, 0)] if perturbation.random else [])
+    got = perturbation.after("blocks.1.conv", h, f, this)
+    if name == "information-dropout":
+        assert got is f
+        got = perturbation.after("blocks.1.relu", f, f, this)
+    torch.testing.assert_close(got, SUPPORT_FORMS[name](dict(perturbation.named_parameters()), h, f, e))
 
 
 def test_independent_noise_has_one_learned_mean_per_channel(conv4: md.Conv4) -> None:
@@ -426,7 +561,7 @@ def test_vib_penalty_is_the_kl_divergence_to_a_standard_normal(conv4: md.Conv4) 
     for name, layer_input in (("blocks.0.conv", h), ("blocks.1.conv", h2)):
         f = conv4.get_submodule(name)(layer_input)
         vib.after(name, layer_input, f, this)
-        sigma = F.softplus(vib.twin(name, layer_input, this) - 5)
+        sigma = F.softplus(vib.generators[module_key(name)](layer_input) - 5)
         kl = distributions.kl_divergence(distributions.Normal(f, sigma), distributions.Normal(0.0, 1.0))
         expected += kl.sum(dim=1).mean().item()  # summed over channels, averaged over images and positions
     assert vib.penalty(this).item() == pytest.approx(0.01 * expected, rel=1e-10)
@@ -442,12 +577,28 @@ def test_information_dropout_penalises_weak_noise_on_active_units_after_the_relu
     out = perturbation.after("blocks.0.relu", f, activated, this)
     assert not torch.allclose(out, activated)
     assert torch.equal(out == 0, activated == 0)
-    spread = 0.001 + 0.7 * torch.sigmoid(perturbation.twin("blocks.0.conv", h, this))
+    spread = 0.001 + 0.7 * torch.sigmoid(perturbation.generators["blocks/0/conv"](h))
     expected = (-spread.log() * (activated > 0)).sum(dim=1).mean().item()
     assert perturbation.penalty(this).item() == pytest.approx(0.01 * expected, rel=1e-10)
-    # −log s is the KL divergence of log-normal noise to a log-uniform prior, up to a constant: entropies differ by it.
-    entropies = [distributions.LogNormal(0.0, s).entropy().item() for s in (0.1, 0.5)]
-    assert entropies[1] - entropies[0] == pytest.approx(math.log(0.5) - math.log(0.1), rel=1e-6)
+
+
+def test_information_dropout_penalises_by_the_kl_divergence_to_a_log_uniform_prior_up_to_a_constant() -> None:
+    network = convolutions(nn.ReLU())
+    perturbation = make("information-dropout", network, kl_weight=1.0, layers=["0"])
+    penalties, entropies = [], []
+    for bias in (-1.0, 2.0):
+        with torch.no_grad():
+            for n, parameter in perturbation.named_parameters():
+                parameter.fill_(bias if n.endswith("bias") else 0.0)
+        this = support_pass(perturbation, [md.SeededNoise(0).stream(0, 0)])
+        h, f = torch.rand(3, 1, 4, 4, dtype=torch.float64), torch.ones(3, 2, 4, 4, dtype=torch.float64)
+        perturbation.after("0", h, f, this)
+        perturbation.after("1", f, f, this)
+        penalties.append(perturbation.penalty(this).item())
+        spread = torch.tensor(0.001 + 0.7 / (1 + math.exp(-bias)), dtype=torch.float64)
+        # To a log-uniform prior, the divergence of log-normal noise of median one is minus its entropy, and a constant.
+        entropies.append(2 * distributions.LogNormal(0.0, spread).entropy().item())  # of two channels
+    assert penalties[1] - penalties[0] == pytest.approx(entropies[0] - entropies[1], rel=1e-10)
 
 
 def convolutions(*between: nn.Module) -> nn.Sequential:
@@ -508,7 +659,7 @@ def test_adversarial_moves_images_within_the_radius_and_raises_the_support_loss(
 @pytest.mark.parametrize("name", ["vib", "information-dropout"])
 def test_stays_finite_through_five_large_steps_at_the_largest_weight(name: str) -> None:
     torch.manual_seed(0)
-    network = md.Conv4(way=5, channels=8, image_size=28)
+    network = md.Conv4(way=5, channels=64, image_size=28)  # the KL sums over channels, so as many as in the recipe
     perturbation = PERTURBATIONS[name](network, kl_weight=1e-3)
     learner = md.MAML(network, perturbation, inner_lr=0.4, steps=5)
     episode = make_episode(way=5, shot=5, query=3, size=28, dtype=torch.float32)
@@ -516,6 +667,55 @@ def test_stays_finite_through_five_large_steps_at_the_largest_weight(name: str) 
         result = learner.task_gradient(episode, generator=md.SeededNoise(seed))
         assert result.loss.isfinite()
         assert all(g.isfinite().all() for g in result.gradients.values())
+
+
+# --- on models of all kinds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_WEIGHTS if name not in ("weight-gaussian", "combined")])
+def test_layers_that_are_frozen_get_twins_that_are_trained(name: str, conv4: md.Conv4) -> None:
+    conv4.blocks.requires_grad_(False)
+    learner = md.MAML(conv4, make(name, conv4), inner_lr=0.05, steps=2)
+    gradients = learner.task_gradient(make_episode(), generator=md.SeededNoise(0)).gradients
+    own = {n: g for n, g in gradients.items() if n.startswith("perturbation.")}
+    assert own.keys() == {n for n, _ in learner.named_parameters() if n.startswith("perturbation.")}
+    assert all(g.abs().max() > 0 for n, g in own.items() if "bias" not in n)
+
+
+class Tokens(nn.Module):
+    """Takes the rows of an image for tokens, as many as there are features: (n, tokens, features)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.relu, self.head = nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.relu(self.mix(x.flatten(0, 1))).mean(dim=1))
+
+
+def test_a_linear_layers_channels_are_its_features_also_on_tokens() -> None:
+    network, f = Tokens().double(), torch.rand(3, 16, 16, dtype=torch.float64)
+    independent = make("independent-gaussian", network)
+    factor = independent.after("mix", f, torch.ones_like(f), Pass(dict(independent.named_parameters())))
+    torch.testing.assert_close(factor, F.softplus(independent.means["mix"]).expand(3, 16, 16))
+    network.mix = nn.Linear(16, 5).double()  # now features and tokens differ in number
+    vib = make("vib", network, kl_weight=1.0)
+    this = support_pass(vib, [md.SeededNoise(0).stream(0, 0)])
+    out = network.mix(f)
+    vib.after("mix", f, out, this)
+    normal = distributions.Normal(out, F.softplus(vib.generators["mix"](f) - 5))
+    kl = distributions.kl_divergence(normal, distributions.Normal(0.0, 1.0))
+    assert vib.penalty(this).item() == pytest.approx(kl.sum(dim=-1).mean().item(), rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ["metadropout", "independent-gaussian"])
+def test_a_layer_whose_weight_is_computed_from_others_is_refused_by_name(name: str) -> None:
+    network = convolutions(nn.ReLU())
+    nn.utils.parametrizations.weight_norm(network[2])
+    with pytest.raises(ValueError, match=r"the weight of '2' is computed from others .* layers="):
+        make(name, network)
+    learner = md.MAML(network, make(name, network, layers=["0"]))
+    assert learner.loss(make_episode(), generator=md.SeededNoise(0)).isfinite()
 
 
 # --- combinations, and perturbations of one's own --------------------------------------------------------------------
@@ -569,6 +769,54 @@ def test_combining_two_of_a_kind_is_refused_with_the_reason(conv4: md.Conv4) -> 
         combine(Silent(conv4))
     with pytest.raises(ValueError, match="a combination cannot be a part of another one"):
         combine(PERTURBATIONS["combined"](conv4, parts=[{"name": "mixup"}]))
+
+
+class HeadFirst(nn.Module):
+    """Declares the layer that gives the logits before a hidden one, and a ReLU that never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.relu = nn.ReLU(), nn.ReLU()
+        self.logits, self.features = nn.Linear(8, 3), nn.Linear(256, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(self.relu(self.features(x.flatten(1))))
+
+
+def test_a_combination_checks_networks_as_its_parts_do() -> None:
+    network, episode, noise = HeadFirst().double(), make_episode(), md.SeededNoise(0)
+
+    def loss(part: str, **options: Any) -> Tensor:
+        parts = [make(part, network, **options), make("mixup", network, **options)]
+        return md.MAML(network, PERTURBATIONS["combined"](network, parts=parts)).loss(episode, generator=noise)
+
+    with pytest.raises(ValueError, match="'features' is taken for the head, but 'logits' runs after it"):
+        loss("metadropout")
+    assert loss("metadropout", head="logits").isfinite()
+    assert loss("information-dropout", head="logits").isfinite()  # that one of the ReLUs does not run is no harm
+
+
+def test_mistakes_in_a_perturbation_of_ones_own_are_told_as_what_they_are(conv4: md.Conv4) -> None:
+    class Forgetful(Perturbation):
+        """Draws noise without saying so."""
+
+        sites = ("head",)
+
+        def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+            return f + this.normal(f)
+
+    class Broken(Perturbation):
+        """Looks for what is not there."""
+
+        def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+            return logits[99].sum()
+
+    with pytest.raises(ValueError, match="set the perturbation's class attribute random = True"):
+        md.MAML(conv4, Forgetful(conv4)).loss(make_episode())
+    with pytest.raises(IndexError):
+        md.MAML(conv4, Broken(conv4)).loss(make_episode())
+    with pytest.raises(ValueError, match="a label is 4, but the network has 3 outputs"):
+        md.MAML(conv4).loss(make_episode(way=5))
 
 
 def test_a_new_perturbation_is_one_class(conv4: md.Conv4) -> None:

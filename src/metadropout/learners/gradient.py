@@ -301,9 +301,12 @@ class GradientLearner(Learner):
         logits = self._logits(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), this, Normalisation(repeat))
         y = y.repeat(repeat)
         try:
-            loss, penalty = self.perturbation.label_loss(logits, y, this), self.perturbation.penalty(this)
-        except IndexError:  # how PyTorch reports a label without an output
+            loss = self.perturbation.label_loss(logits, y, this)
+        except IndexError:
+            if y.max() < logits.shape[1]:
+                raise
             raise ValueError(f"a label is {int(y.max())}, but the network has {logits.shape[1]} outputs") from None
+        penalty = self.perturbation.penalty(this)
         return loss if penalty is None else loss + penalty
 
     def _query_loss(
@@ -322,19 +325,20 @@ class GradientLearner(Learner):
         if self.perturbation.support_only and not this.support:
             return self._unperturbed(theta, x, normalisation=normalisation)
         theta = self.perturbation.change_weights(theta, this)
-        seen: list[str] = []
+        outputs: list[str] = []
+        inputs: list[str] = []
 
         def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
-            seen.append(name)
+            outputs.append(name)
             return self.perturbation.after(name, h, f, this)
 
         def on_input(name: str, h: Tensor) -> Tensor:
-            seen.append(name)
+            inputs.append(name)
             return self.perturbation.before(name, h, this)
 
         logits = self._function(theta, x, on_output, normalisation, on_input)
         if not self._calls_checked:  # once: a network runs its layers in the same way every time
-            self.perturbation.check_calls(seen)
+            self.perturbation.check_calls(outputs, inputs)
             self._calls_checked = True
         return logits
 

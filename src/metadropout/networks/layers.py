@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from metadropout.fused import convolution
 from metadropout.networks.initial import CONVOLUTIONS
@@ -50,6 +51,17 @@ def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: s
                 f"it has {[n for n in known if n != head]}"
             )
     return PerturbableLayers(tuple(hidden), head)
+
+
+def own_weight(network: nn.Module, name: str) -> Tensor:
+    """Return the weight of a layer, which has to be a parameter of its own."""
+    layer = network.get_submodule(name)
+    if parametrize.is_parametrized(layer):
+        raise ValueError(
+            f"the weight of '{name}' is computed from others (by a parametrization, such as weight_norm), for which "
+            "this perturbation has no form; use a plain layer, or leave it out: layers=[...]"
+        )
+    return layer.get_parameter("weight")
 
 
 def find_weighted(network: nn.Module) -> dict[str, nn.Module]:

@@ -15,9 +15,9 @@ from metadropout.perturbations.base import Perturbation, Target
 class Adversarial(Perturbation):
     """Learns from support images moved against the current weights by projected gradient descent (Madry et al., 2018).
 
-    Before each inner step the images take 10 steps within a ball, starting from themselves (our choice: with a random
-    start a task would not be the same twice); the movement is treated as a constant, and the outer loss is on clean
-    images. The normalisation makes images depend on each other, so the batch is attacked jointly.
+    Before each inner step the images take 10 steps within a ball, starting from themselves (our choice; attacks on
+    trained models start at random); the movement is treated as a constant, and the outer loss is on clean images. The
+    normalisation makes images depend on each other, so the batch is attacked jointly.
 
     Args:
         network: any module.

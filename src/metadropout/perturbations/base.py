@@ -43,6 +43,8 @@ class Pass:
             like: what the noise is for.
             as_drawn: leave the noise in the memory layout in which it comes, for operations that do not mind.
         """
+        if not self.streams:
+            raise ValueError("there is no noise to draw from: set the perturbation's class attribute random = True")
         shape = (like.shape[0] // len(self.streams), *like.shape[1:])
         draws = [stream.normal(shape, like) for stream in self.streams]
         noise = draws[0] if len(draws) == 1 else torch.cat(draws)
@@ -100,14 +102,17 @@ class Perturbation(nn.Module):
         """Names of its own parameters that the inner steps change."""
         return [name for name, _ in self.named_parameters()] if self.adapts else []
 
-    def check_calls(self, seen: Sequence[str]) -> None:
-        """Refuse a network whose layers do not run as expected, given the listed layers in the order in which they ran.
+    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str]) -> None:
+        """Refuse a network whose layers do not run as expected.
+
+        Args:
+            outputs: the layers of `sites` in the order in which they ran.
+            inputs: those of `input_sites`.
 
         Raises:
             ValueError: with the layer's name and what to do.
         """
-        listed = {*self.sites, *self.input_sites}
-        if missing := sorted(listed - set(seen)):
+        if missing := sorted({*self.sites} - {*outputs} | {*self.input_sites} - {*inputs}):
             raise ValueError(
                 f"'{missing[0]}' did not run as a module in a forward pass, so {type(self).__name__} cannot act on it; "
                 "name the layers to act on: layers=[...]"

@@ -42,9 +42,9 @@ class InformationBottleneck(LayerPerturbation):
         self.kl_weight = kl_weight
         self.add_twins(network)
 
-    def add_kl(self, kl: Tensor, f: Tensor, this: Pass) -> None:
-        """Take note of a layer's KL, the sum over all units of its output f, shape (n, channels, ...)."""
-        this.notes.setdefault("kl", []).append(kl * (f.shape[1] / f.numel()))
+    def add_kl(self, name: str, kl: Tensor, f: Tensor, this: Pass) -> None:
+        """Take note of a layer's KL, the sum over all units of its output f."""
+        this.notes.setdefault("kl", []).append(kl * (f.shape[self.channel_axis[name]] / f.numel()))
 
     def penalty(self, this: Pass) -> Tensor | None:
         terms = this.notes.get("kl")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.fused import noisy_product
-from metadropout.networks.layers import module_key
+from metadropout.networks.layers import module_key, own_weight
 from metadropout.networks.normalisation import per_channel
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
@@ -36,12 +36,14 @@ class IndependentGaussian(LayerPerturbation):
         super().__init__(network, layers=layers, head=head)
         self.means = nn.ParameterDict()
         for name in (*self.hidden_names, self.head_name):
-            weight = network.get_parameter(f"{name}.weight")
+            weight = own_weight(network, name)
             channels = 1 if name == self.head_name else len(weight)
             self.means[module_key(name)] = torch.zeros(channels, device=weight.device, dtype=weight.dtype)
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        mean = per_channel(this.weights[f"means.{module_key(name)}"], f)
+        mean = this.weights[f"means.{module_key(name)}"]
+        if self.channel_axis[name] == 1:
+            mean = per_channel(mean, f)
         if not this.support:
             return f * F.softplus(mean)
         return noisy_product(f, mean + torch.zeros_like(f), this.normal(f, as_drawn=True))

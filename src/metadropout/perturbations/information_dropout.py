@@ -43,9 +43,9 @@ class InformationDropout(InformationBottleneck):
     def sites(self) -> Sequence[str]:
         return (*self.hidden_names, *self._others, *self.activations)
 
-    def check_calls(self, seen: Sequence[str]) -> None:
-        super().check_calls([*self._others, *self.activations, *seen])  # of these not all need to run
-        for name, following in pairwise([*seen, "nothing"]):
+    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str]) -> None:
+        super().check_calls([*self._others, *self.activations, *outputs], inputs)  # of these not all need to run
+        for name, following in pairwise([*outputs, "nothing"]):
             if self._named and name in self.hidden_names and following not in self.activations:
                 raise ValueError(
                     f"'{name}' is followed by '{following}' and not by an nn.ReLU module, so information dropout "
@@ -69,5 +69,5 @@ class InformationDropout(InformationBottleneck):
                 f"'{name}' gives {tuple(spread.shape)}, but the ReLU after it {tuple(f.shape)}: information dropout "
                 "needs the ReLU before pooling and reshaping; change their order, or leave the layer out of `layers`"
             )
-        self.add_kl(-(torch.log(spread) * (f > 0)).sum(), f, this)
+        self.add_kl(name, -(torch.log(spread) * (f > 0)).sum(), f, this)
         return f * torch.exp(spread * this.normal(f))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.networks.initial import initialise
-from metadropout.networks.layers import apply_layer, find_layers, module_key
+from metadropout.networks.layers import apply_layer, find_layers, module_key, own_weight
 from metadropout.perturbations.base import Pass, Perturbation, Target
 
 NOISE_NEEDS_SECOND_ORDER = (
@@ -35,18 +35,22 @@ class LayerPerturbation(Perturbation):
         super().__init__(network)
         found = find_layers(network, layers, head)
         self.hidden_names, self.head_name = found.hidden, found.head
+        # Linear layers have their features last, also where they see many tokens of an image.
+        self.channel_axis = {
+            name: -1 if isinstance(network.get_submodule(name), nn.Linear) else 1 for name in found.hidden
+        }
         self.generators = nn.ModuleDict()
 
     @property
     def sites(self) -> Sequence[str]:
         return (*self.hidden_names, self.head_name)
 
-    def check_calls(self, seen: Sequence[str]) -> None:
-        super().check_calls(seen)
-        if self.head_name in seen and seen[-1] != self.head_name:
+    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str]) -> None:
+        super().check_calls(outputs, inputs)
+        if self.head_name in outputs and outputs[-1] != self.head_name:
             raise ValueError(
-                f"'{self.head_name}' is taken for the head, but '{seen[-1]}' runs after it; "
-                f"name the layer that gives the logits: head='{seen[-1]}'"
+                f"'{self.head_name}' is taken for the head, but '{outputs[-1]}' runs after it; "
+                f"name the layer that gives the logits: head='{outputs[-1]}'"
             )
 
     def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
@@ -63,15 +67,15 @@ class LayerPerturbation(Perturbation):
     def add_twins(self, network: nn.Module, prefix: str = "") -> None:
         """Give each hidden layer a twin: a layer of the same shape with weights of its own."""
         for name in self.hidden_names:
+            own_weight(network, name)  # refuses what a twin could not be made of
             twin = copy.deepcopy(network.get_submodule(name))
             initialise(twin)
-            self.generators[prefix + module_key(name)] = twin
+            self.generators[prefix + module_key(name)] = twin.requires_grad_()  # also where the layer itself is frozen
 
     def add_head_twin(self, network: nn.Module) -> None:
         """Give the head a generator with one output, shared by all classes."""
-        head = network.get_submodule(self.head_name)
-        assert isinstance(head, nn.Linear)  # find_layers saw to it
-        generator = nn.Linear(head.in_features, 1, device=head.weight.device, dtype=head.weight.dtype)
+        weight = own_weight(network, self.head_name)
+        generator = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
         initialise(generator)
         self.generators[module_key(self.head_name)] = generator
 

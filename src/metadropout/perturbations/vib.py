@@ -23,5 +23,5 @@ class VariationalBottleneck(InformationBottleneck):
         sigma = F.softplus(self.twin(name, h, this) - 5)
         # Summed term by term: what comes back is then laid out as the features are.
         kl = 0.5 * (f.square().sum() + sigma.square().sum() - f.numel()) - torch.log(sigma).sum()
-        self.add_kl(kl, f, this)
+        self.add_kl(name, kl, f, this)
         return f + sigma * this.normal(f)
