@@ -5,21 +5,39 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import metadropout as md
 from metadropout.cli import main
+from metadropout.perturbations import Pass
 from metadropout.recipes import load_recipe, recipe_names
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def variables_of_example(page: str) -> dict[str, Any]:
+    """What a page's Python example leaves behind."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    variables: dict[str, Any] = {}
+    exec(compile(code, page, "exec"), variables)
+    return variables
+
+
 def test_the_readmes_python_example_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    variables: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), variables)
-    assert variables["logits"].shape == (300, 20)  # type: ignore[attr-defined]
+    assert variables_of_example("README.md")["logits"].shape == (300, 20)
+
+
+def test_the_perturbation_in_the_documentation_does_what_it_says() -> None:
+    example = variables_of_example("docs/perturbations.md")
+    model, x = example["model"], torch.rand(5, 1, 28, 28)
+    halve = example["Halve"](model)
+    assert torch.equal(halve.after("head", x, model(x), Pass({}, support=True)), model(x) / 2)
+    episode = md.Episode(x, torch.arange(5), x, torch.arange(5))
+    assert example["learner"].loss(episode).isfinite()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -109,8 +109,17 @@ def test_recipe_has_the_published_setting(name: str) -> None:
 
 def test_tables_have_the_papers_rows_in_the_papers_order() -> None:
     assert list(tables()["table1"].rows) == ["maml", "metadropout", "metasgd", "metasgd-metadropout"]
-    assert list(tables()["table2"].rows)[:4] == ["maml", "mixup-0.2", "mixup-1", "mixup-2"]
-    assert list(tables()["table3"].rows)[-2:] == ["learned-variance", "metadropout"]
+    weights = ("1e-5", "1e-4", "1e-3")
+    assert list(tables()["table2"].rows) == [
+        *("maml", "mixup-0.2", "mixup-1", "mixup-2"),
+        *(f"vib-{weight}" for weight in weights),
+        *(f"information-dropout-{weight}" for weight in weights),
+        *("additive", "metadropout"),
+    ]
+    assert list(tables()["table3"].rows) == [
+        *("maml", "fixed-gaussian", "weight-gaussian", "independent-gaussian"),
+        *("more-parameters", "deterministic", "learned-variance", "metadropout"),
+    ]
     assert list(tables()["robustness"].rows)[-2:] == ["information-dropout", "metadropout"]
     for name in ("table1", "table2", "table3", "robustness"):
         table = tables()[name]

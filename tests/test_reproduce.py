@@ -40,9 +40,15 @@ def test_a_table_is_run_once_printed_and_not_run_again(tmp_path: Path, capsys: p
     assert ahead in printed
     assert (tmp_path / "table3.md").read_text() in printed
     assert (tmp_path / "table3.png").read_bytes().startswith(b"\x89PNG")
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+
+    def written() -> dict[Path, int]:
+        files = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != tmp_path]
+        return {path: path.stat().st_mtime_ns for path in files}
+
+    before = written()
+    assert {path.suffix for path in before} >= {".safetensors", ".json", ".log"}
     assert main(command) == 0
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == before
+    assert written() == before
     capsys.readouterr()
     assert main([*command, "--rows", "maml", "--seeds", "1"]) == 0  # what is there already is shown, too
     printed = capsys.readouterr().out
@@ -107,7 +113,11 @@ def test_a_folder_with_another_run_and_wrong_names_are_refused(
     refused = {
         ("--network.channels", "3"): "glyphs-5way-1shot-maml-seed0: was trained with network.channels 2, not 3; choose",
         ("--scale", "0.001"): "glyphs-5way-1shot-maml-seed0: has been trained for 2 iterations already, more than 1",
-        ("--scale", "0"): "--scale is 0.0; it must be above 0",
+        ("--scale", "0"): "--scale is 0.0; it must be a number above 0",
+        ("--scale", "inf"): "--scale is inf; it must be a number above 0",
+        ("--jobs", "0"): "--jobs is 0; it must be at least 1",
+        ("--figure", "table.svg"): "--figure is table.svg; its name must end in .png",
+        ("--training.validation_episodes", "2"): "was trained with training.validation_episodes 1, not 2; choose",
         ("--rows", "mixup-1"): "there is no row 'mixup-1' in this table",
         ("--perturbation.name", "vib"): "--perturbation.name cannot change here",
     }
@@ -223,9 +233,10 @@ def test_a_table_can_be_shown_without_running_what_it_lacks(tmp_path: Path, caps
     assert main(arguments) == 0
     assert "| MAML | not yet |" in capsys.readouterr().out
     assert main([*arguments, "--figure", str(tmp_path / "nothing.png")]) == 0
+    assert "no picture: nothing to compare yet" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
     assert main(["reproduce", "figure4", *arguments[2:]]) == 1
-    assert "--show is for tables" in capsys.readouterr().err
+    assert "--show and --figure are for tables" in capsys.readouterr().err
 
 
 def test_options_that_may_change_are_given_anew_on_resuming(tmp_path: Path) -> None:

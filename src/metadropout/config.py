@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -123,6 +124,18 @@ PLAIN_SECTIONS: dict[str, type] = {
 }
 
 
+MAY_CHANGE = (
+    "training.iterations",
+    "training.checkpoint_",
+    "training.log_every",
+    "machine.",
+    "learner.checkpoint_steps",
+    "data.directory",
+    "data.download",
+)
+"""How the names of options begin that may be given anew on resuming: the others would make it another run."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Everything that defines a run, checked and with all defaults filled in."""
@@ -143,6 +156,22 @@ class Config:
         """Return the configuration as plain dictionaries, as it stands in `config.yaml`."""
         plain = {name: dict(vars(getattr(self, name))) for name in PLAIN_SECTIONS}
         return {name: plain.get(name, getattr(self, name)) for name in Config.__dataclass_fields__}
+
+    def options(self) -> dict[str, Any]:
+        """Return all options by dotted name, as on the command line."""
+        sections = {name: self.to_dict()[name] for name in (*AXES, *PLAIN_SECTIONS)}
+        dotted = {f"{section}.{name}": value for section, own in sections.items() for name, value in own.items()}
+        return {"seed": self.seed, **dotted}
+
+    def computed_options(self) -> dict[str, Any]:
+        """Return those options that say what a run computes, its number of iterations aside."""
+        others = (*MAY_CHANGE, "training.validat")
+        return {name: value for name, value in self.options().items() if not name.startswith(others)}
+
+
+def as_text(value: Any) -> str:
+    """Write an option's value as on the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def parse_config(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:

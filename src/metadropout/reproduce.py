@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from metadropout.checkpoints import iteration_of, latest_checkpoint
-from metadropout.config import Config
+from metadropout.config import MAY_CHANGE, Config, as_text
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.evaluation import Evaluation, TestRecord
 from metadropout.learners.gradient import TEST_SAMPLES
@@ -26,7 +25,7 @@ from metadropout.metrics import newest_iteration
 from metadropout.perturbations import PERTURBATIONS
 from metadropout.plots import Difference, Panel, plot_differences
 from metadropout.recipes import Table, load_recipe
-from metadropout.runs import MAY_CHANGE, open_run
+from metadropout.runs import open_run
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,11 @@ class Job:
         if not (self.folder / "config.yaml").exists():
             return None
         run = open_run(self.folder)
-        found, wanted = flat_options(run.config), flat_options(self.config)
-        for name, value in wanted.items():
-            if found.get(name) != value:
+        found, wanted = run.config.options(), self.config.options()
+        # What was asked for by name counts, too, where a run that has begun cannot take it over.
+        by_name = [name for name in self.overrides if not name.startswith(MAY_CHANGE)]
+        for name in (*self.config.computed_options(), *by_name):
+            if found.get(name) != (value := wanted.get(name)):
                 return f"{self.folder}: was trained with {name} {as_text(found.get(name))}, not {as_text(value)}"
         latest, asked = latest_checkpoint(run.checkpoints), self.config.training.iterations
         if latest is not None and (done := iteration_of(latest)) > asked:
@@ -125,8 +126,8 @@ def plan(
     for kind, asked, known in (("setting", settings, table.settings), ("row", rows, table.rows)):
         if unknown := [name for name in asked if name not in known]:
             raise ConfigError(f"there is no {kind} '{unknown[0]}' in this table; known are: {', '.join(known)}")
-    if not scale > 0:
-        raise ConfigError(f"--scale is {scale}; it must be above 0")
+    if not 0 < scale < float("inf"):
+        raise ConfigError(f"--scale is {scale}; it must be a number above 0")
     if episodes < 1 or min(seeds, default=0) < 0:
         raise ConfigError("--episodes must be at least 1, and seeds 0 or more")
     if fixed := [name for name in overrides if name in ("data.name", "learner.name", "perturbation.name")]:
@@ -316,26 +317,3 @@ def summary(results: Sequence[Evaluation], asked: int) -> str:
 def failed(problem: str) -> MetadropoutError:
     """Return the error for runs that did not end well."""
     return MetadropoutError(f"{problem}; mend the cause and call the same command again: what is done is skipped")
-
-
-def comparable_options(config: Config) -> dict[str, Any]:
-    """Leave out what may differ between two calls: the number of iterations, logging and the machine."""
-    plain = config.to_dict()
-    for name in ("machine", "description", "reported"):
-        plain.pop(name)
-    plain["training"] = {k: v for k, v in plain["training"].items() if k in ("meta_batch", "meta_lr", "clip")}
-    plain["data"] = {k: v for k, v in plain["data"].items() if k not in ("directory", "download")}
-    plain["learner"] = {k: v for k, v in plain["learner"].items() if k != "checkpoint_steps"}
-    return plain
-
-
-def flat_options(config: Config) -> dict[str, Any]:
-    """Return all options that say what a run computes, number of iterations aside, by dotted name."""
-    nested = comparable_options(config)
-    seed = {"seed": nested.pop("seed")}
-    return seed | {f"{section}.{name}": value for section, options in nested.items() for name, value in options.items()}
-
-
-def as_text(value: Any) -> str:
-    """Write an option's value as on the command line."""
-    return value if isinstance(value, str) else json.dumps(value)

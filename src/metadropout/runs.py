@@ -41,17 +41,6 @@ CONTENTS = """\
     metadropout evaluate {folder}            # accuracy on unseen classes
 """
 
-MAY_CHANGE = (
-    "training.iterations",
-    "training.checkpoint_",
-    "training.log_every",
-    "machine.",
-    "learner.checkpoint_steps",
-    "data.directory",
-    "data.download",
-)
-"""How the names of options begin that may be given anew on resuming: the others would make it another run."""
-
 
 @dataclass(frozen=True)
 class Run:

@@ -71,12 +71,16 @@ def register(commands: Any) -> None:
 
 def run_command(namespace: argparse.Namespace) -> int:
     """Run what is not done yet, print the table or draw the figure, and return the exit status."""
+    if namespace.jobs is not None and namespace.jobs < 1:
+        raise ConfigError(f"--jobs is {namespace.jobs}; it must be at least 1")
     # The tables share rows, and so they share a folder.
     out = namespace.out or Path("runs") / ("tables" if namespace.what.startswith("table") else namespace.what)
     if namespace.what in PAPER_FIGURES:
         return _figure(namespace, PAPER_FIGURES[namespace.what], out)
     if namespace.runs:
         raise ConfigError("--runs is for figures; a table trains its own runs")
+    if namespace.figure and namespace.figure.suffix != ".png":
+        raise ConfigError(f"--figure is {namespace.figure}; its name must end in .png")
     table = tables()[namespace.what]
     jobs = _plan(namespace, table, namespace.settings or _papers_settings(table), list(table.rows), out)
     problems = [] if namespace.show else run_jobs(jobs, _at_once(namespace))
@@ -89,19 +93,23 @@ def run_command(namespace: argparse.Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / f"{namespace.what}.md", text)
         picture = picture or out / f"{namespace.what}.png"
-    if picture and as_picture(table, found, picture):
-        print(picture)
+    if picture:
+        print(as_picture(table, found, picture) or "no picture: nothing to compare yet, or matplotlib is not installed")
     _raise_first(problems)
     return 0
 
 
 def _figure(namespace: argparse.Namespace, figure: PaperFigure, out: Path) -> int:
     """Draw a figure from given runs, or from runs that are trained first: once for each setting and seed."""
-    if namespace.show:
-        raise ConfigError("--show is for tables; a figure is drawn from trained runs by --runs")
+    if namespace.show or namespace.figure:
+        raise ConfigError(
+            "--show and --figure are for tables; a figure is drawn into --out, from trained runs by --runs"
+        )
     if namespace.runs:
         if namespace.overrides:
             raise ConfigError(f"--{next(iter(namespace.overrides))} cannot change for runs that are trained already")
+        if namespace.settings or namespace.rows:
+            raise ConfigError("--settings and --rows say what to train; --runs names runs that are trained already")
         draw_figures(
             [open_run(folder) for folder in namespace.runs],
             FigureOptions(out, display=CountDisplay),
@@ -135,7 +143,7 @@ def _plan(
 
 
 def _at_once(namespace: argparse.Namespace) -> int:
-    return max(1, namespace.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
+    return namespace.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
 
 
 def _raise_first(problems: Sequence[str]) -> None:

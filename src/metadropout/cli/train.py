@@ -12,13 +12,13 @@ from typing import Any
 
 from metadropout.checkpoints import iteration_of, latest_checkpoint
 from metadropout.cli.progress import TrainingDisplay
-from metadropout.config import Config, parse_config
+from metadropout.config import MAY_CHANGE, Config, parse_config
 from metadropout.errors import ConfigError, TrainingError
 from metadropout.memory import keep_freed_memory
 from metadropout.plots import plot_curves
 from metadropout.processes import ALONE, ProcessLostError, World, joined
 from metadropout.recipes import load_recipe
-from metadropout.runs import MAY_CHANGE, Run, create_run, locked, open_run, write_config
+from metadropout.runs import Run, create_run, locked, open_run, write_config
 from metadropout.training import Result, open_parts, train
 
 EPILOG = """\

@@ -16,12 +16,11 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
-from metadropout.config import Config, method_name, task_options
+from metadropout.config import Config, as_text, method_name, task_options
 from metadropout.errors import ConfigError
 from metadropout.evaluation import Evaluation, TestRecord
 from metadropout.recipes import load_recipe, sources
 from metadropout.report.folders import RunRecord
-from metadropout.reproduce import as_text, flat_options
 
 T = TypeVar("T")
 DATA_NAMES = {"omniglot": "Omniglot", "miniimagenet": "miniImageNet", "cifar_fs": "CIFAR-FS", "fc100": "FC100"}
@@ -184,7 +183,7 @@ def compare(records: Sequence[RunRecord]) -> list[Setting]:
 
 def method_options(config: Config) -> dict[str, Any]:
     """Return all options that say what a run computes, seed and number of iterations aside, by dotted name."""
-    return {name: value for name, value in flat_options(config).items() if name != "seed"}
+    return {name: value for name, value in config.computed_options().items() if name != "seed"}
 
 
 def find_reference(config: Config) -> Reference | None:
