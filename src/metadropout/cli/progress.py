@@ -108,6 +108,53 @@ class CountDisplay:
             self._last_line = now
 
 
+class RunsDisplay:
+    """Shows how many of several runs and of their iterations are done, and the time left.
+
+    Args:
+        runs: how many.
+        iterations: of all of them together.
+        done: iterations that were done before.
+    """
+
+    def __init__(self, runs: int, iterations: int, done: int) -> None:
+        self._runs, self._iterations, self._before = runs, iterations, done
+        self._console = Console(stderr=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._bars = [self._progress.add_task(name, left="") for name in ("runs", "iterations")]
+        self._started = self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, runs: int, iterations: int) -> None:
+        """Show how many runs and iterations are done by now."""
+        now, left = time.monotonic(), ""
+        if iterations > self._before:
+            seconds = (now - self._started) / (iterations - self._before) * (self._iterations - iterations)
+            left = f"left {_duration(seconds)}"
+        self._progress.update(self._bars[0], completed=runs, total=self._runs)
+        self._progress.update(self._bars[1], completed=iterations, total=self._iterations, left=left)
+        if now - self._last_line > SECONDS_BETWEEN_LINES and not self._console.is_terminal:
+            done = f"runs {runs}/{self._runs}  iterations {iterations}/{self._iterations}"
+            self._console.print(f"{done}  {left}".rstrip(), highlight=False)
+            self._last_line = now
+
+    def on_message(self, text: str) -> None:
+        """Show a line above the bars."""
+        self._console.print(text, highlight=False)
+
+
 def _duration(seconds: float) -> str:
     """Write a time as 3 d 04:05:06."""
     days, rest = divmod(int(seconds), 86400)

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from metadropout.cli.figures import draw_figures
-from metadropout.cli.progress import CountDisplay
+from metadropout.cli.progress import CountDisplay, RunsDisplay
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.figures.paper import PAPER_FIGURES, PaperFigure, runs_table
 from metadropout.figures.runs import FigureOptions
@@ -153,25 +151,21 @@ def _raise_first(problems: Sequence[str]) -> None:
 
 def run_jobs(jobs: list[Job], at_once: int) -> list[str]:
     """Run jobs, several at once, with a progress bar; return what went wrong."""
-    worker, console = Worker(), Console(stderr=True)
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with (
-        ThreadPoolExecutor(at_once) as pool,
-        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
-    ):
-        runs = progress.add_task("runs", total=len(jobs))
-        steps = progress.add_task("iterations", total=sum(job.config.training.iterations for job in jobs))
+
+    def iterations() -> int:
+        return sum(job.iterations_done() for job in jobs)
+
+    worker, total = Worker(), sum(job.config.training.iterations for job in jobs)
+    with ThreadPoolExecutor(at_once) as pool, RunsDisplay(len(jobs), total, iterations()) as display:
         futures = [pool.submit(worker.run, job) for job in jobs]
         # Both stop the runs, too. Ctrl-C's own handler may not be there: shells start background jobs without it.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             while not all(future.done() for future in futures):
-                progress.update(runs, completed=sum(future.done() for future in futures))
-                if not progress.disable:
-                    progress.update(steps, completed=sum(job.iterations_done() for job in jobs))
+                display.update(sum(future.done() for future in futures), iterations())
                 time.sleep(1)
         except KeyboardInterrupt:
-            console.print("stopping: all runs save their state; the same command goes on")
+            display.on_message("stopping: all runs save their state; the same command goes on")
             worker.stop()
             raise
         finally:
