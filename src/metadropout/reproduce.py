@@ -249,7 +249,8 @@ def entries(table: Table, jobs: Sequence[Job]) -> dict[str, dict[str, Entry]]:
             mine = [job for job in jobs if (job.setting, job.row) == (setting, row)]
             results, other = _results(mine), row != base
             ahead = Evaluation.over_seeds(results).minus(Evaluation.over_seeds(bases)) if results and bases else None
-            reported_ahead = figures[row]["accuracy"] - figures[base]["accuracy"] if figures[row] else None
+            both = figures[row] and figures[base]
+            reported_ahead = figures[row]["accuracy"] - figures[base]["accuracy"] if both else None
             found[setting][row] = Entry(
                 results, len(mine), ahead if other else None, figures[row], reported_ahead if other else None
             )

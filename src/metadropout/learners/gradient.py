@@ -94,8 +94,8 @@ class GradientLearner(Learner):
         self._function = FunctionalNetwork(
             network, self.perturbation.sites, self.perturbation.input_sites, precision, norm_second_order
         )
-        # Layers that nothing acts on can be run together.
-        self._unperturbed = FunctionalNetwork(network, (), (), precision, norm_second_order)
+        if self.perturbation.support_only:  # layers that nothing acts on can be run together
+            self._unperturbed = FunctionalNetwork(network, (), (), precision, norm_second_order)
         self._calls_checked = False
         self.adapted_names = self._names_to_adapt(adapted)
         if not self.adapted_names:
