@@ -165,7 +165,7 @@ class Config:
 
     def computed_options(self) -> dict[str, Any]:
         """Return those options that say what a run computes, its number of iterations aside."""
-        others = (*MAY_CHANGE, "training.validat")
+        others = (*MAY_CHANGE, "training.validate_", "training.validation_")  # validating changes no weights
         return {name: value for name, value in self.options().items() if not name.startswith(others)}
 
 

@@ -12,7 +12,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 SECONDS_BETWEEN_LINES = 30.0
 
 
-class TrainingDisplay:
+class _Display:
+    """Shows its progress inside of a `with` block."""
+
+    _progress: Progress
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+class TrainingDisplay(_Display):
     """Shows iteration, loss, accuracy, tasks per second and time left.
 
     Args:
@@ -39,13 +52,6 @@ class TrainingDisplay:
         self._recent: deque[tuple[float, float, float]] = deque([(time.monotonic(), 0.0, 0.0)], maxlen=51)
         self._last_line = time.monotonic()
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
     def on_iteration(self, iteration: int, loss: float, accuracy: float) -> None:
         """Show one more outer step."""
         self._recent.append((time.monotonic(), loss, accuracy))
@@ -71,7 +77,7 @@ class TrainingDisplay:
         )
 
 
-class CountDisplay:
+class CountDisplay(_Display):
     """Shows how many of a number of things are done, and the time left.
 
     Args:
@@ -90,13 +96,6 @@ class CountDisplay:
         self._bar = self._progress.add_task(name, total=total)
         self._started = self._last_line = time.monotonic()
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
     def advance(self) -> None:
         """Show that one more is done."""
         self._done += 1
@@ -108,7 +107,7 @@ class CountDisplay:
             self._last_line = now
 
 
-class RunsDisplay:
+class RunsDisplay(_Display):
     """Shows how many of several runs and of their iterations are done, and the time left.
 
     Args:
@@ -129,13 +128,6 @@ class RunsDisplay:
         self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._bars = [self._progress.add_task(name, left="") for name in ("runs", "iterations")]
         self._started = self._last_line = time.monotonic()
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     def update(self, runs: int, iterations: int) -> None:
         """Show how many runs and iterations are done by now."""

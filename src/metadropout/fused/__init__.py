@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.functions import apply
+from metadropout.autograd import apply
 from metadropout.fused import build
 from metadropout.fused.convolutions import CHANNELS, FEW, Convolution
 from metadropout.fused.elementwise import NoisyProduct, NormReluPool

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metadropout.functions import apply
+from metadropout.autograd import apply
 from metadropout.fused.calls import channels_last, refuse_third_derivatives, run, run_over
 
 CHANNELS = 16

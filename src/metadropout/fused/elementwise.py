@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metadropout.functions import apply
+from metadropout.autograd import apply
 from metadropout.fused.calls import channels_last, like, refuse_third_derivatives, run_over, run_stages
 
 

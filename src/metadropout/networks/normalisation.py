@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.functions import apply
+from metadropout.autograd import apply
 
 
 class OffsetNorm(nn.Module):
