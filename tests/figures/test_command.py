@@ -133,3 +133,13 @@ def test_a_figure_of_the_paper_is_drawn_from_given_runs_or_trains_its_own(
     assert (tmp_path / "own" / "figure8-glyphs-5way-1shot-seed0" / "activations.png").exists()
     assert main(["reproduce", "table3", "--runs", str(runs / "maml")]) == 1
     assert "--runs is for figures" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "unused", ["--seeds 1", "--scale 0.5", "--episodes 5", "--jobs 2", "--rows maml", "--training.meta_lr 0.1"]
+)
+def test_what_says_how_to_train_is_refused_beside_trained_runs(
+    unused: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "figure8", "--runs", str(runs / "maml"), *unused.split()]) == 1
+    assert f"{unused.split(maxsplit=1)[0]} says what to train" in capsys.readouterr().err

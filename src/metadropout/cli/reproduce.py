@@ -44,6 +44,10 @@ trains MAML with and without Meta-dropout and draws figure 4 from them; --runs A
 """
 
 
+DEFAULTS = {"scale": 1.0, "seeds": [0], "episodes": 1000}
+"""Filled in late, so that what was given can be told from what was not."""
+
+
 def register(commands: Any) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
@@ -54,12 +58,12 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=[*tables(), *PAPER_FIGURES], help="which table or figure")
-    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the paper's iterations (default: 1)")
+    parser.add_argument("--scale", type=float, help="fraction of the paper's iterations (default: 1)")
     parser.add_argument("--settings", nargs="+", metavar="SETTING", help="default: those of the table or figure")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="default: all, or those of the paper's figure")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="RUN", help="draw a figure from these trained runs")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="default: 0")
-    parser.add_argument("--episodes", type=int, default=1000, help="test episodes of each run (default: 1000)")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="default: 0")
+    parser.add_argument("--episodes", type=int, help="test episodes of each run (default: 1000)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/tables, or runs/WHAT)")
     parser.add_argument("--figure", type=Path, help="picture of a table's differences (default: OUT/TABLE.png)")
     parser.add_argument("--show", action="store_true", help="run nothing: print the table of what is done")
@@ -73,10 +77,13 @@ def run_command(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"--jobs is {namespace.jobs}; it must be at least 1")
     # The tables share rows, and so they share a folder.
     out = namespace.out or Path("runs") / ("tables" if namespace.what.startswith("table") else namespace.what)
+    if namespace.runs:
+        return _figure_of_runs(namespace, out)
+    for name, value in DEFAULTS.items():
+        if getattr(namespace, name) is None:
+            setattr(namespace, name, value)
     if namespace.what in PAPER_FIGURES:
         return _figure(namespace, PAPER_FIGURES[namespace.what], out)
-    if namespace.runs:
-        raise ConfigError("--runs is for figures; a table trains its own runs")
     if namespace.figure and namespace.figure.suffix != ".png":
         raise ConfigError(f"--figure is {namespace.figure}; its name must end in .png")
     table = tables()[namespace.what]
@@ -97,23 +104,23 @@ def run_command(namespace: argparse.Namespace) -> int:
     return 0
 
 
+def _figure_of_runs(namespace: argparse.Namespace, out: Path) -> int:
+    """Draw a figure from runs that are trained already."""
+    if namespace.what not in PAPER_FIGURES:
+        raise ConfigError("--runs is for figures; a table trains its own runs")
+    about_training = ["settings", "rows", "jobs", *DEFAULTS]
+    given = [name for name in about_training if getattr(namespace, name) is not None]
+    if unused := [*given, *namespace.overrides]:
+        raise ConfigError(f"--{unused[0]} says what to train; --runs names runs that are trained already")
+    _refuse_options_of_tables(namespace)
+    options = FigureOptions(out, display=CountDisplay)
+    draw_figures([open_run(folder) for folder in namespace.runs], options, only=PAPER_FIGURES[namespace.what].figures)
+    return 0
+
+
 def _figure(namespace: argparse.Namespace, figure: PaperFigure, out: Path) -> int:
-    """Draw a figure from given runs, or from runs that are trained first: once for each setting and seed."""
-    if namespace.show or namespace.figure:
-        raise ConfigError(
-            "--show and --figure are for tables; a figure is drawn into --out, from trained runs by --runs"
-        )
-    if namespace.runs:
-        if namespace.overrides:
-            raise ConfigError(f"--{next(iter(namespace.overrides))} cannot change for runs that are trained already")
-        if namespace.settings or namespace.rows:
-            raise ConfigError("--settings and --rows say what to train; --runs names runs that are trained already")
-        draw_figures(
-            [open_run(folder) for folder in namespace.runs],
-            FigureOptions(out, display=CountDisplay),
-            only=figure.figures,
-        )
-        return 0
+    """Train the runs of a figure and draw it, once for each setting and seed."""
+    _refuse_options_of_tables(namespace)
     jobs = _plan(namespace, runs_table(), namespace.settings or figure.settings, figure.rows, out)
     _raise_first(run_jobs(jobs, _at_once(namespace)))
     for setting, seed in dict.fromkeys((job.setting, job.seed) for job in jobs):
@@ -121,6 +128,13 @@ def _figure(namespace: argparse.Namespace, figure: PaperFigure, out: Path) -> in
         options = FigureOptions(out / f"{namespace.what}-{setting}-seed{seed}", display=CountDisplay)
         draw_figures(runs, options, only=figure.figures)
     return 0
+
+
+def _refuse_options_of_tables(namespace: argparse.Namespace) -> None:
+    if namespace.show or namespace.figure:
+        raise ConfigError(
+            "--show and --figure are for tables; a figure is drawn into --out, from trained runs by --runs"
+        )
 
 
 def _plan(
