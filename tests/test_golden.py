@@ -157,11 +157,14 @@ def test_float32_agrees_with_the_authors_code_where_it_is_stable(
         torch.set_num_threads(before)
     assert result.loss.item() == pytest.approx(golden["query_loss"], rel=1e-6)
     for name, expected in golden["grads"].items():
-        norm = result.gradients[parameter_name(name)].double().norm().item()
+        gradient = result.gradients[parameter_name(name)].double()
+        norm = gradient.norm().item()
         if expected["norm"] < 1e-9:
             assert norm < 1e-4, name
         else:
-            assert norm == pytest.approx(expected["norm"], rel=tolerance), name
+            # In a single number terms cancel, and processors add up a linear layer's in different orders.
+            allowed = max(tolerance, 2e-5) if gradient.numel() == 1 else tolerance
+            assert norm == pytest.approx(expected["norm"], rel=allowed), name
 
 
 @pytest.mark.parametrize("case", FLOAT32_STABLE)
