@@ -5,7 +5,7 @@
 //   out = At [(G w Gt) * (Bt d B)] A,      g_w = Gt [(Bt d B) * (A g At)] G,
 // where * is element by element, so that over many tiles and channels each of the 16 elements is a matrix product. The
 // gradient of the input is a convolution with the weights turned round. Blocks of tiles are small enough to stay in the
-// cache between the transforms and the products. Channels come in multiples of 16.
+// cache between the transforms and the products.
 //
 // A network's first layer, with its one or three input channels, is a matrix product of image patches and weights.
 
@@ -16,17 +16,22 @@
 namespace {
 
 typedef std::int64_t Int;
-typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
 
-const Int LANES = 8;    // floats in a Vector
-const Int WIDE = 16;    // columns that a matrix product works on at a time: 6 x 2 vectors of sums fill the registers
-const Int ROWS = 6;     // rows, likewise
+// LANES floats are a vector; ROWS x 2 vectors of sums fill the registers. Lanes never meet: results do not depend on this.
+#ifdef __AVX512F__
+const Int LANES = 16, ROWS = 12;
+#else
+const Int LANES = 8, ROWS = 6;
+#endif
+const Int LINE = 16;    // floats in a line of the cache; channels come in multiples of it
 const Int TILES = 48;   // tiles in a block
 const Int SPOTS = 16;   // elements of a transformed tile
 
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store(float* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
-inline Vector all(float v) { return Vector{v, v, v, v, v, v, v, v}; }
+inline Vector all(float v) { return v - Vector{}; }
 
 typedef std::unique_ptr<float[]> Buffer;
 inline Buffer buffer(Int size) { return Buffer(new float[size]); }
@@ -34,37 +39,56 @@ inline Buffer zeros(Int size) { return Buffer(new float[size]()); }
 
 // Sizes of what is kept for one spot: a block of tiles, or the weights. The odd line keeps values of the 16 spots that
 // are used together from falling on the same place of the cache.
-inline Int plane(Int channels) { return TILES * channels + WIDE; }
-inline Int weight_plane(Int from, Int to) { return from * to + WIDE; }
+inline Int plane(Int channels) { return TILES * channels + LINE; }
+inline Int weight_plane(Int from, Int to) { return from * to + LINE; }
 
-// Matrices in panels of 16 columns, each panel contiguous.
-inline Int in_panels(Int row, Int rows, Int column) { return (column / WIDE * rows + row) * WIDE + column % WIDE; }
+// Matrices in panels of as many columns as a vector has lanes, each panel contiguous.
+inline Int in_panels(Int row, Int rows, Int column) { return (column / LANES * rows + row) * LANES + column % LANES; }
 
-// out(r, 0..15) = [out(r, 0..15)] + sum over j of a(r, j) b(j, 0..15), for R rows from `first`.
-template <int R, class Left>
-inline void multiply(Int first, Left a, const float* b, Int b_row, Int depth, bool add, float* out, Int out_row) {
-    out += first * out_row;
-    Vector sums[R][2];
+// A matrix's columns by vectors: how far apart in memory its rows are, and its vectors.
+struct Layout {
+    Int row, vector;
+    static Layout panels(Int rows) { return {LANES, rows * LANES}; }
+    static Layout plain(Int columns) { return {columns, LANES}; }
+};
+
+// out = [out] + a b for R rows from `first` and V vectors of columns.
+template <int R, int V, class Left>
+inline void multiply(Int first, Left a, const float* b, Layout in_b, Int depth, bool add, float* out, Layout in_out) {
+    out += first * in_out.row;
+    Vector sums[R][V];
     for (int r = 0; r < R; ++r)
-        for (int h = 0; h < 2; ++h) sums[r][h] = add ? load(out + r * out_row + h * LANES) : all(0);
+        for (int v = 0; v < V; ++v) sums[r][v] = add ? load(out + r * in_out.row + v * in_out.vector) : all(0);
     for (Int j = 0; j < depth; ++j) {
-        const Vector b0 = load(b + j * b_row), b1 = load(b + j * b_row + LANES);
+        Vector columns[V];
+        for (int v = 0; v < V; ++v) columns[v] = load(b + j * in_b.row + v * in_b.vector);
         for (int r = 0; r < R; ++r) {
             const Vector value = all(a(first + r, j));
-            sums[r][0] += value * b0, sums[r][1] += value * b1;
+            for (int v = 0; v < V; ++v) sums[r][v] += value * columns[v];
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int h = 0; h < 2; ++h) store(out + r * out_row + h * LANES, sums[r][h]);
+        for (int v = 0; v < V; ++v) store(out + r * in_out.row + v * in_out.vector, sums[r][v]);
 }
 
 // The same for any number of rows.
-template <class Left>
-inline void multiply(Int rows, Left a, const float* b, Int b_row, Int depth, bool add, float* out, Int out_row) {
+template <int V, class Left>
+inline void multiply(Int rows, Left a, const float* b, Layout in_b, Int depth, bool add, float* out, Layout in_out) {
     Int r = 0;
-    for (; r + ROWS <= rows; r += ROWS) multiply<ROWS>(r, a, b, b_row, depth, add, out, out_row);
-    for (; r + 2 <= rows; r += 2) multiply<2>(r, a, b, b_row, depth, add, out, out_row);
-    if (r < rows) multiply<1>(r, a, b, b_row, depth, add, out, out_row);
+    for (; r + ROWS <= rows; r += ROWS) multiply<ROWS, V>(r, a, b, in_b, depth, add, out, in_out);
+    for (; r + 4 <= rows; r += 4) multiply<4, V>(r, a, b, in_b, depth, add, out, in_out);
+    for (; r + 2 <= rows; r += 2) multiply<2, V>(r, a, b, in_b, depth, add, out, in_out);
+    if (r < rows) multiply<1, V>(r, a, b, in_b, depth, add, out, in_out);
+}
+
+// out(r, k) = [out(r, k)] + sum over j of a(r, j) b(j, k), for any number of rows and of vectors of columns.
+template <class Left>
+inline void multiply(Int rows, Int columns, Left a, const float* b, Layout in_b, Int depth, bool add, float* out,
+                     Layout in_out) {
+    Int vectors = columns / LANES;
+    for (; vectors >= 2; vectors -= 2, b += 2 * in_b.vector, out += 2 * in_out.vector)
+        multiply<2>(rows, a, b, in_b, depth, add, out, in_out);
+    if (vectors) multiply<1>(rows, a, b, in_b, depth, add, out, in_out);
 }
 
 struct Images {
@@ -163,8 +187,8 @@ void transform_back(const Images& shape, const float* products, const float* bia
 // G w Gt of kernels: (spots, rows, columns) in panels, for kernels that are (rows, 9, columns) or (9, rows, columns).
 void transform_weights(const float* w, Int rows, Int columns, Int next_row, Int next_weight, bool turned, float* to) {
     const Vector half = all(0.5f);
-    for (Int row = 0; row < rows; ++row)
-        for (Int column = 0; column < columns; column += LANES) {
+    for (Int column = 0; column < columns; column += LANES)
+        for (Int row = 0; row < rows; ++row) {
             const float* from = w + row * next_row + column;
             const auto weight = [=](int i, int j) {
                 return load(from + (turned ? 8 - 3 * i - j : 3 * i + j) * next_weight);
@@ -233,11 +257,11 @@ extern "C" void convolution_weights_float32(Int K, Int C, Int turned, const floa
         return;
     }
     const Buffer by_input = buffer(9 * C * K);  // (3, 3, c, k)
-    for (Int c0 = 0; c0 < C; c0 += WIDE)        // squares that stay in the cache
-        for (Int k0 = 0; k0 < K; k0 += WIDE)
+    for (Int c0 = 0; c0 < C; c0 += LINE)        // squares that stay in the cache
+        for (Int k0 = 0; k0 < K; k0 += LINE)
             for (Int i = 0; i < 9; ++i)
-                for (Int c = c0; c < c0 + WIDE; ++c)
-                    for (Int k = k0; k < k0 + WIDE; ++k) by_input[(i * C + c) * K + k] = w[(k * 9 + i) * C + c];
+                for (Int c = c0; c < c0 + LINE; ++c)
+                    for (Int k = k0; k < k0 + LINE; ++k) by_input[(i * C + c) * K + k] = w[(k * 9 + i) * C + c];
     transform_weights(by_input.get(), C, K, K, C * K, false, u);
 }
 
@@ -252,13 +276,12 @@ extern "C" void convolution_float32(Int first, Int last, Int height, Int width, 
         const Int count = end - t < TILES ? end - t : TILES;
         for (int part = 0; part < (x2 ? 2 : 1); ++part) {
             transform_images(input, part ? x2 : x, t, count, outside.get(), tiles.get());
-            for (Int spot = 0; spot < SPOTS; ++spot)
-                for (Int k = 0; k < to; k += WIDE) {
-                    const float* left = tiles.get() + spot * plane(from);
-                    multiply(count, [=](Int tile, Int c) { return left[tile * from + c]; },
-                             (part ? u2 : u) + spot * weight_plane(from, to) + k * from, WIDE, from, part,
-                             products.get() + spot * plane(to) + in_panels(0, TILES, k), WIDE);
-                }
+            for (Int spot = 0; spot < SPOTS; ++spot) {
+                const float* left = tiles.get() + spot * plane(from);
+                multiply(count, to, [=](Int tile, Int c) { return left[tile * from + c]; },
+                         (part ? u2 : u) + spot * weight_plane(from, to), Layout::panels(from), from, part,
+                         products.get() + spot * plane(to), Layout::panels(TILES));
+            }
         }
         transform_back(output, products.get(), bias, also, t, count, out);
     }
@@ -280,13 +303,12 @@ extern "C" void convolution_gradient_float32(Int first, Int last, Int parts, Int
             const Int count = end - t < TILES ? end - t : TILES;
             transform_images(input, x, t, count, outside.get(), tiles.get());
             transform_gradients(output, g, t, count, outside.get(), gradients.get());
-            for (Int spot = 0; spot < SPOTS; ++spot)
-                for (Int k = 0; k < K; k += WIDE) {
-                    const float* left = tiles.get() + spot * plane(C);
-                    multiply(C, [=](Int c, Int tile) { return left[tile * C + c]; },
-                             gradients.get() + spot * plane(K) + in_panels(0, TILES, k), WIDE, count, true,
-                             sums + spot * weight_plane(C, K) + k * C, WIDE);
-                }
+            for (Int spot = 0; spot < SPOTS; ++spot) {
+                const float* left = tiles.get() + spot * plane(C);
+                multiply(C, K, [=](Int c, Int tile) { return left[tile * C + c]; },
+                         gradients.get() + spot * plane(K), Layout::panels(TILES), count, true,
+                         sums + spot * weight_plane(C, K), Layout::panels(C));
+            }
             const float* whole = gradients.get() + 5 * plane(K);  // this spot holds the sum of a tile's four pixels
             for (Int tile = 0; tile < count; ++tile)
                 for (Int k = 0; k < K; ++k) bias[k] += whole[in_panels(tile, TILES, k)];
@@ -341,9 +363,8 @@ extern "C" void patches_float32(Int first, Int last, Int height, Int width, Int 
         patches.take(x + image * height * width * C);
         for (Int y = 0; y < height; ++y) {
             const float* corner = patches.corner(y);
-            for (Int k = 0; k < K; k += WIDE)
-                multiply(width, [=](Int pixel, Int j) { return corner[at[j] + pixel * C]; }, weights.get() + k * depth,
-                         WIDE, depth, false, out + (image * height + y) * width * K + k, K);
+            multiply(width, K, [=](Int pixel, Int j) { return corner[at[j] + pixel * C]; }, weights.get(),
+                     Layout::panels(depth), depth, false, out + (image * height + y) * width * K, Layout::plain(K));
         }
     }
 }
@@ -352,7 +373,7 @@ extern "C" void patches_float32(Int first, Int last, Int height, Int width, Int 
 extern "C" void patches_turned_float32(Int first, Int last, Int height, Int width, Int C, Int K, const float* g,
                                        const float* w, const float* also, float* out) {
     const Images input = {height, width, C};
-    const Int depth = 9 * C, columns = (depth + WIDE - 1) / WIDE * WIDE;
+    const Int depth = 9 * C, columns = (depth + LANES - 1) / LANES * LANES;
     const Int row = (width + 2) * C, size = (height + 2) * row;
     const Buffer weights = zeros(K * columns), shares = buffer(width * columns), padded = buffer(size);
     for (Int k = 0; k < K; ++k)
@@ -361,9 +382,8 @@ extern "C" void patches_turned_float32(Int first, Int last, Int height, Int widt
         std::memset(padded.get(), 0, sizeof(float) * size);
         for (Int y = 0; y < height; ++y) {
             const float* from = g + (image * height + y) * width * K;
-            for (Int j = 0; j < columns; j += WIDE)
-                multiply(width, [=](Int pixel, Int k) { return from[pixel * K + k]; }, weights.get() + j * K, WIDE, K,
-                         false, shares.get() + j, columns);
+            multiply(width, columns, [=](Int pixel, Int k) { return from[pixel * K + k]; }, weights.get(),
+                     Layout::panels(K), K, false, shares.get(), Layout::plain(columns));
             for (Int pixel = 0; pixel < width; ++pixel)
                 for (Int dy = 0; dy < 3; ++dy)
                     for (Int i = 0; i < 3 * C; ++i)
@@ -391,9 +411,9 @@ extern "C" void patches_gradient_float32(Int first, Int last, Int parts, Int n, 
             patches.take(x + image * height * width * C);
             for (Int y = 0; y < height; ++y) {
                 const float* corner = patches.corner(y);
-                for (Int k = 0; k < K; k += WIDE)
-                    multiply(depth, [=](Int j, Int pixel) { return corner[at[j] + pixel * C]; },
-                             g + (image * height + y) * width * K + k, K, width, true, sums + k * depth, WIDE);
+                multiply(depth, K, [=](Int j, Int pixel) { return corner[at[j] + pixel * C]; },
+                         g + (image * height + y) * width * K, Layout::plain(K), width, true, sums,
+                         Layout::panels(depth));
             }
         }
     }
