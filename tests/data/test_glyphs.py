@@ -142,11 +142,11 @@ def test_nearest_neighbours_of_pixels_are_better_than_chance_but_far_from_perfec
 
 def test_drawing_is_fast() -> None:
     fastest = 0.0
-    for first in (0, 100, 200):  # the best of three, because the machine may be busy
+    for first in (0, 100, 200):  # the best of three, in processor time, because the machine may be busy
         images = Glyphs(first, 50)
-        start = time.perf_counter()
+        start = time.process_time()
         images.gather(*pairs(50, 20))
-        fastest = max(fastest, 1000 / (time.perf_counter() - start))
+        fastest = max(fastest, 1000 / (time.process_time() - start))
     assert fastest > 1000
 
 
