@@ -124,7 +124,8 @@ def plot_differences(panels: Sequence[Panel], base: str, path: Path) -> Path | N
         axis.set_yticks(range(len(panel.differences)), [d.name for d in panel.differences])
         axis.set(title=panel.title, xlabel=f"accuracy − {base}, points", ylim=(most - 0.5, -0.5))
         axis.grid(axis="x", alpha=0.3)
-        axis.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, -0.9 / size[1]), ncols=2)
+        # 5.5 font sizes below the panel: under its label, however high the panel is.
+        axis.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0), borderaxespad=5.5, ncols=2)
     save_figure(figure, path)
     plt.close(figure)
     return path
