@@ -641,13 +641,18 @@ def test_adversarial_refuses_unknown_norms_and_images_out_of_range(conv4: md.Con
         md.MAML(conv4, make("adversarial", conv4)).loss(standardised)
 
 
-def test_adversarial_moves_images_within_the_radius_and_raises_the_support_loss(conv4: md.Conv4) -> None:
+@pytest.mark.parametrize(("norm", "order", "radius"), [("l1", 1, 1.0), ("l2", 2, 0.3), ("linf", math.inf, 0.05)])
+def test_adversarial_moves_images_within_the_radius_and_raises_the_support_loss(
+    norm: str, order: float, radius: float, conv4: md.Conv4
+) -> None:
     episode = make_episode()
-    perturbation = make("adversarial", conv4, norm="linf", radius=0.05)
-    learner = md.MAML(conv4, perturbation)
+    learner = md.MAML(conv4, make("adversarial", conv4, norm=norm, radius=radius))
     weights: dict[str, Tensor] = dict(learner.named_parameters())
     moved = learner._changed_images(weights, episode.support_x, episode.support_y)
-    assert 0.04 < (moved - episode.support_x).abs().max() <= 0.05 + 1e-12
+    distances = torch.linalg.vector_norm((moved - episode.support_x).flatten(1), order, dim=1)
+    assert distances.max() <= radius * (1 + 1e-12)
+    assert distances.min() > 0.8 * radius
+    assert 0 <= moved.min() <= moved.max() <= 1
     assert not moved.requires_grad
 
     def loss(x: Tensor) -> float:
