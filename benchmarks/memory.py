@@ -20,7 +20,7 @@ import time
 import torch
 
 import metadropout as md
-from metadropout.memory import keep_freed_memory
+from metadropout.training.allocator import keep_freed_memory
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Makes glibc give freed tensors back at once, so that a peak is what was in use and not how the heap was cut up."""

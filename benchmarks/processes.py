@@ -26,9 +26,9 @@ from torch import Tensor
 import metadropout as md
 from metadropout.data import open_dataset
 from metadropout.learners import Learner
-from metadropout.memory import keep_freed_memory
-from metadropout.metrics import read_metrics
-from metadropout.parallel import Workers
+from metadropout.training.allocator import keep_freed_memory
+from metadropout.training.metrics import read_metrics
+from metadropout.training.workers import Workers
 
 RECIPE = "glyphs-5way-1shot-metadropout"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

@@ -32,10 +32,10 @@ from metadropout.config import build_learner
 from metadropout.data.episodes import assemble
 from metadropout.evaluation import evaluate
 from metadropout.files import write_atomically
-from metadropout.memory import keep_freed_memory
 from metadropout.noise import mix_seed
 from metadropout.recipes import load_recipe
-from metadropout.training import TESTING, episode_sampler, open_splits
+from metadropout.training.allocator import keep_freed_memory
+from metadropout.training.loop import TESTING, episode_sampler, open_splits
 
 RECIPE = "omniglot-5way-1shot-metadropout"
 WAY, QUERY, TASKS, STEPS, INNER_LR, META_LR, CLIP = 5, 15, 4, 5, 0.1, 1e-3, 3.0

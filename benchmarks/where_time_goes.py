@@ -14,9 +14,9 @@ from typing import get_args
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from metadropout import fused
 from metadropout.bench.problem import SETTINGS, Method, Problem
-from metadropout.memory import keep_freed_memory
+from metadropout.ops import kernels
+from metadropout.training.allocator import keep_freed_memory
 
 KINDS = {
     "convolutions": ("Convolution",),
@@ -50,7 +50,7 @@ if __name__ == "__main__":
     parser.add_argument("--method", choices=get_args(Method), default="metadropout")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    if not fused.available():
+    if not kernels.available():
         raise SystemExit("there are no fused kernels here (no compiler?): PyTorch's own profiler tells more")
     keep_freed_memory()
     torch.set_num_threads(1)

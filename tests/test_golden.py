@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import metadropout as md
-from metadropout import fused
+from metadropout.ops import kernels
 
 CASES = sorted(Path(__file__).parent.joinpath("golden").glob("*.json"))
 FLOAT32_STABLE = ["maml_omniglot", "metadropout_omniglot"]  # no ReLU or maximum close to flipping
@@ -105,11 +105,11 @@ def build(case: dict[str, Any], dtype: torch.dtype, **options: bool) -> tuple[md
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both implementations of the element-wise operations: the compiled kernels and PyTorch's own."""
     if request.param == "fused":
-        if not fused.available():
+        if not kernels.available():
             pytest.skip("no C++ compiler for the fused kernels")
         yield "fused"
     else:
-        with fused.disabled():
+        with kernels.disabled():
             yield "plain"
 
 

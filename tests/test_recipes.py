@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import metadropout as md
-from metadropout.attacks import NORMS
 from metadropout.cli import main
 from metadropout.config import build_learner
 from metadropout.data import ImageShape
 from metadropout.perturbations import PERTURBATIONS
 from metadropout.recipes import load_recipe, recipe_names, tables
-from metadropout.robustness import COLOUR_RADII, GREY_RADII
+from metadropout.robustness.attacks import NORMS
+from metadropout.robustness.curves import COLOUR_RADII, GREY_RADII
 
 SHAPES = {
     "glyphs": ImageShape(1, 28, 28),

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import metadropout as md
-from metadropout.checkpoints import latest_checkpoint, read_checkpoint
 from metadropout.perturbations import PERTURBATIONS, Perturbation
+from metadropout.training.checkpoints import latest_checkpoint, read_checkpoint
 
 
 class UsersModel(nn.Module):

@@ -15,8 +15,8 @@ from torch import Tensor
 from metadropout.data import Episode, EpisodeSampler, Prefetcher, SavedEpisodes
 from metadropout.learners import Learner, accuracy
 from metadropout.noise import SeededNoise
-from metadropout.parallel import Workers
-from metadropout.processes import ALONE, World
+from metadropout.training.distributed import ALONE, World
+from metadropout.training.workers import Workers
 
 
 @dataclass(frozen=True)

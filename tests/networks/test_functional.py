@@ -8,7 +8,7 @@ from toys import UsersModel
 
 import metadropout as md
 from metadropout.networks import FunctionalNetwork, Normalisation, find_layers
-from metadropout.networks.normalisation import batch_normalise
+from metadropout.ops.normalisation import batch_normalise
 
 
 def test_a_network_as_a_function_gives_the_modules_own_answer(conv4: md.Conv4) -> None:

@@ -16,11 +16,11 @@ from toys import make_episode
 from toys import make_perturbation as make
 
 import metadropout as md
-from metadropout.attacks import projected_gradient_descent
 from metadropout.learners import GradientLearner
 from metadropout.networks import Normalisation
 from metadropout.networks.layers import module_key
 from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation
+from metadropout.robustness.attacks import projected_gradient_descent
 
 ALL = list(PERTURBATIONS)
 WITH_WEIGHTS = [name for name in ALL if name not in ("none", "fixed-gaussian", "mixup", "adversarial")]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from metadropout.errors import MetadropoutError
-from metadropout.memory import keep_freed_memory
+from metadropout.training.allocator import keep_freed_memory
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 

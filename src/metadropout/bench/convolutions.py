@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from metadropout.bench.problem import Method, Problem, Setting, Work
-from metadropout.networks.memory_format import channels_last
+from metadropout.ops.memory_format import channels_last
 
 Kind = Literal["forward", "input gradient", "weight gradient"]
 KINDS: tuple[Kind, ...] = ("forward", "input gradient", "weight gradient")

@@ -8,7 +8,7 @@ from torch import Tensor
 from metadropout.bench.problem import Problem, Work
 from metadropout.data import Episode
 from metadropout.learners import Learner
-from metadropout.parallel import Workers, on_one_thread, threads_to_use
+from metadropout.training.workers import Workers, on_one_thread, threads_to_use
 
 
 def prepare(problem: Problem) -> Work:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from metadropout.analysis.plots import COLOURS, pyplot, save_figure
 from metadropout.bench.adaptation import AdaptationCost
 from metadropout.bench.comparison import Comparison
 from metadropout.bench.report import TITLES
-from metadropout.plots import COLOURS, pyplot, save_figure
 
 LABELS = {"image_size": "image size, pixels", "steps": "inner steps", "shot": "shots", "way": "ways"}
 WAYS = {"batch": "one batch in chunks", "loop": "loop over samples", "plain": "loop in plain PyTorch"}

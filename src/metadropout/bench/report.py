@@ -13,12 +13,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from metadropout import fused
 from metadropout.bench.adaptation import AdaptationCost
 from metadropout.bench.comparison import Comparison
 from metadropout.bench.implementations import IMPLEMENTATIONS
 from metadropout.bench.measuring import Ratio
-from metadropout.runs import environment
+from metadropout.ops import kernels
+from metadropout.runs.folder import environment
 
 TITLES = {"maml": "MAML", "metadropout": "MAML + Meta-dropout"}
 
@@ -114,7 +114,7 @@ def describe_machine(threads: int) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads_asked_for": threads,
-        "fused_kernels": fused.available(),
+        "fused_kernels": kernels.available(),
         "peers": {i.package: metadata.version(i.package) for i in IMPLEMENTATIONS if i.package and i.is_installed()},
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from metadropout.attacks import NORMS, Norm
+from metadropout.analysis.plots import NORM_NAMES, robustness_figure, save_figure
 from metadropout.cli.evaluate import check_at_least_one, open_for_testing
 from metadropout.cli.progress import CountDisplay
 from metadropout.config import parse_config, task_options
@@ -22,11 +22,11 @@ from metadropout.data.locks import exclusive
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.files import write_atomically
 from metadropout.learners.gradient import TEST_SAMPLES
-from metadropout.memory import keep_freed_memory
-from metadropout.plots import NORM_NAMES, robustness_figure, save_figure
-from metadropout.robustness import COLOUR_RADII, GREY_RADII, Attack, Curves, Target, common_ladders
-from metadropout.runs import Run
-from metadropout.training import TESTING, episode_sampler, open_splits
+from metadropout.robustness.attacks import NORMS, Norm
+from metadropout.robustness.curves import COLOUR_RADII, GREY_RADII, Attack, Curves, Target, common_ladders
+from metadropout.runs.folder import Run
+from metadropout.training.allocator import keep_freed_memory
+from metadropout.training.loop import TESTING, episode_sampler, open_splits
 
 ALL = "all"
 

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from metadropout.analysis.plots import plot_accuracies, plot_comparison
 from metadropout.cli.evaluate import evaluate_run
 from metadropout.cli.train import train_and_show
 from metadropout.errors import ConfigError
-from metadropout.plots import plot_accuracies, plot_comparison
 from metadropout.recipes import load_recipe
-from metadropout.runs import Run, create_run, open_run
+from metadropout.runs.folder import Run, create_run, open_run
 
 METHODS = {"MAML": "glyphs-5way-1shot-maml", "MAML + Meta-dropout": "glyphs-5way-1shot-metadropout"}
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from metadropout.checkpoints import load_checkpoint
 from metadropout.cli.progress import CountDisplay
 from metadropout.config import build_learner, parse_config, resolve_device
 from metadropout.data import EpisodeSampler, SavedEpisodes, load_episodes, save_episodes
@@ -16,12 +15,13 @@ from metadropout.errors import ConfigError, DataError, MetadropoutError
 from metadropout.evaluation import Evaluation, evaluate
 from metadropout.files import write_atomically
 from metadropout.learners.gradient import TEST_SAMPLES, GradientLearner
-from metadropout.memory import keep_freed_memory
 from metadropout.noise import mix_seed
-from metadropout.parallel import threads_to_use
-from metadropout.processes import ALONE, World, joined
-from metadropout.runs import Run, open_run
-from metadropout.training import TESTING, episode_sampler, open_splits
+from metadropout.runs.folder import Run, open_run
+from metadropout.training.allocator import keep_freed_memory
+from metadropout.training.checkpoints import load_checkpoint
+from metadropout.training.distributed import ALONE, World, joined
+from metadropout.training.loop import TESTING, episode_sampler, open_splits
+from metadropout.training.workers import threads_to_use
 
 
 def register(commands: Any) -> None:

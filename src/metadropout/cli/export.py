@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from metadropout.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
 from metadropout.config import build_learner
 from metadropout.errors import ConfigError
-from metadropout.runs import open_run
-from metadropout.training import open_splits
+from metadropout.runs.folder import open_run
+from metadropout.training.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
+from metadropout.training.loop import open_splits
 
 COPIED = ("config.yaml", "environment.json", "metrics.jsonl", "curves.png", "README.md", "evaluation-*.json")
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
+from metadropout.analysis.figures.base import FigureError
+from metadropout.analysis.figures.drawing import require
+from metadropout.analysis.figures.runs import FIGURES, FigureOptions, make_figure, open_subjects
 from metadropout.cli.progress import CountDisplay
 from metadropout.config import parse_config
 from metadropout.errors import ConfigError
-from metadropout.figures.base import FigureError
-from metadropout.figures.drawing import require
-from metadropout.figures.runs import FIGURES, FigureOptions, make_figure, open_subjects
-from metadropout.memory import keep_freed_memory
-from metadropout.parallel import threads_to_use
-from metadropout.runs import Run, open_run
+from metadropout.runs.folder import Run, open_run
+from metadropout.training.allocator import keep_freed_memory
+from metadropout.training.workers import threads_to_use
 
 EPILOG = "figures:\n" + "\n".join(f"  {name:<16} {kind.summary}" for name, kind in FIGURES.items())
 

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from metadropout.analysis.report import Report, read_pictures, read_runs, render
+from metadropout.analysis.report.page import GENERATOR, Album
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.files import write_atomically
-from metadropout.report import Report, read_pictures, read_runs, render
-from metadropout.report.page import GENERATOR, Album
 
 EPILOG = """\
   metadropout report runs/maml runs/metadropout --attacks runs/attacks --out report.html

@@ -13,14 +13,9 @@ from typing import Any
 
 import torch
 
-from metadropout.cli.figures import draw_figures
-from metadropout.cli.progress import CountDisplay, RunsDisplay
-from metadropout.errors import ConfigError, MetadropoutError
-from metadropout.figures.paper import PAPER_FIGURES, PaperFigure, runs_table
-from metadropout.figures.runs import FigureOptions
-from metadropout.files import write_atomically
-from metadropout.recipes import Table, tables
-from metadropout.reproduce import (
+from metadropout.analysis.figures.paper import PAPER_FIGURES, PaperFigure, runs_table
+from metadropout.analysis.figures.runs import FigureOptions
+from metadropout.analysis.tables import (
     Job,
     Worker,
     as_markdown,
@@ -31,7 +26,12 @@ from metadropout.reproduce import (
     failed,
     plan,
 )
-from metadropout.runs import open_run
+from metadropout.cli.figures import draw_figures
+from metadropout.cli.progress import CountDisplay, RunsDisplay
+from metadropout.errors import ConfigError, MetadropoutError
+from metadropout.files import write_atomically
+from metadropout.recipes import Table, tables
+from metadropout.runs.folder import open_run
 
 EPILOG = """\
   metadropout reproduce table3 --settings cifar-fs-5way-1shot --scale 0.07 --seeds 0 1 2 --episodes 400 --out runs/t3

@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metadropout.checkpoints import iteration_of, latest_checkpoint
+from metadropout.analysis.plots import plot_curves
 from metadropout.cli.progress import TrainingDisplay
 from metadropout.config import MAY_CHANGE, Config, parse_config
 from metadropout.errors import ConfigError, TrainingError
-from metadropout.memory import keep_freed_memory
-from metadropout.plots import plot_curves
-from metadropout.processes import ALONE, ProcessLostError, World, joined
 from metadropout.recipes import load_recipe
-from metadropout.runs import Run, create_run, locked, open_run, write_config
-from metadropout.training import Result, open_parts, train
+from metadropout.runs.folder import Run, create_run, locked, open_run, write_config
+from metadropout.training.allocator import keep_freed_memory
+from metadropout.training.checkpoints import iteration_of, latest_checkpoint
+from metadropout.training.distributed import ALONE, ProcessLostError, World, joined
+from metadropout.training.loop import Result, open_parts, train
 
 EPILOG = """\
 Every option of the recipe can be changed: --SECTION.OPTION VALUE, for example

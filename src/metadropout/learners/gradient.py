@@ -23,8 +23,8 @@ from metadropout.learners.base import Classifier, Learner, Outcome, TaskGradient
 from metadropout.learners.batched import OverTasks, can_be_stacked, one_task, stacked_task_gradients
 from metadropout.learners.recomputation import recomputed
 from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation, weight_names
-from metadropout.networks.precision import Precision
 from metadropout.noise import NoiseSource, NoiseStream, as_noise_source
+from metadropout.ops.precision import Precision
 from metadropout.perturbations import NoPerturbation, Pass, Perturbation
 
 Weights = dict[str, Tensor]

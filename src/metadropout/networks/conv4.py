@@ -7,8 +7,8 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from metadropout.networks.initial import initialise
-from metadropout.networks.memory_format import channels_last
-from metadropout.networks.normalisation import OffsetNorm
+from metadropout.ops.memory_format import channels_last
+from metadropout.ops.normalisation import OffsetNorm
 
 
 class Conv4(nn.Module):

@@ -11,17 +11,17 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
-from metadropout.fused import norm_relu_pool
 from metadropout.networks.initial import CONVOLUTIONS
 from metadropout.networks.layers import apply_layer
-from metadropout.networks.normalisation import (
+from metadropout.ops.kernels import norm_relu_pool
+from metadropout.ops.normalisation import (
     OffsetNorm,
     batch_normalise,
     batch_statistics,
     constant_gradient,
     normalise_with,
 )
-from metadropout.networks.precision import Precision
+from metadropout.ops.precision import Precision
 
 OutputHook = Callable[[str, Tensor, Tensor], Tensor]
 """Called with a layer's name, input and output; what it returns takes the place of the output."""

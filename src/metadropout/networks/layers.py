@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from metadropout.fused import convolution
 from metadropout.networks.initial import CONVOLUTIONS
-from metadropout.networks.precision import Precision, in_bf16
+from metadropout.ops.kernels import convolution
+from metadropout.ops.precision import Precision, in_bf16
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.networks.initial import initialise
-from metadropout.networks.memory_format import channels_last
-from metadropout.networks.normalisation import OffsetNorm
+from metadropout.ops.memory_format import channels_last
+from metadropout.ops.normalisation import OffsetNorm
 
 
 class ResNet12(nn.Module):

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from metadropout.attacks import NORMS, Norm, projected_gradient_descent
 from metadropout.perturbations.base import Perturbation, Target
+from metadropout.robustness.attacks import NORMS, Norm, projected_gradient_descent
 
 
 class Adversarial(Perturbation):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.networks.memory_format import laid_out_like
-from metadropout.networks.precision import Precision
 from metadropout.noise import NoiseStream
+from metadropout.ops.memory_format import laid_out_like
+from metadropout.ops.precision import Precision
 
 Weights = dict[str, Tensor]
 

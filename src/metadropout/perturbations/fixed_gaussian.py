@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from metadropout.fused import noisy_product
+from metadropout.ops.kernels import noisy_product
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.layers import LayerPerturbation
 

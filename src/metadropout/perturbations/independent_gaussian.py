@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.fused import noisy_product
 from metadropout.networks.layers import module_key, own_weight
-from metadropout.networks.normalisation import per_channel
+from metadropout.ops.kernels import noisy_product
+from metadropout.ops.normalisation import per_channel
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.fused import noisy_product
+from metadropout.ops.kernels import noisy_product
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.metadropout import MetaDropout
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from metadropout.fused import noisy_product
+from metadropout.ops.kernels import noisy_product
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
 

@@ -1,0 +1,1 @@
+"""What runs show: figures, tables, reports and curves."""

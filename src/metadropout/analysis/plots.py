@@ -1,0 +1,226 @@
+"""Plots of runs; without matplotlib they are left out, and the caller is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metadropout.evaluation import Evaluation
+from metadropout.robustness.attacks import Norm
+from metadropout.robustness.curves import Curves
+from metadropout.runs.folder import Run
+from metadropout.training.metrics import read_metrics
+
+# Okabe and Ito's, told apart by colour-blind readers; without yellow, which is hard to see on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vP*X<>hp"
+LINES = ("-", "--", ":")
+
+NORM_NAMES: dict[Norm, str] = {"l1": "ℓ1", "l2": "ℓ2", "linf": "ℓ∞"}
+
+
+def plot_curves(run: Run) -> Path | None:
+    """Draw a run's learning curves into its folder; return the picture's path, None without matplotlib."""
+    return plot_comparison([run], run.folder / "curves.png")
+
+
+def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | None = None) -> Path | None:
+    """Draw the learning curves of several runs into one picture."""
+    if (plt := pyplot()) is None:
+        return None
+    figure, (loss_axis, accuracy_axis) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for run, label, colour in zip(runs, labels or [run.folder.name for run in runs], COLOURS, strict=False):
+        lines = read_metrics(run.metrics)
+        training = [line for line in lines if line["kind"] == "training"]
+        validation = [line for line in lines if line["kind"] == "validation"]
+        iterations = [line["iteration"] for line in training]
+        loss_axis.plot(iterations, smooth([line["loss"] for line in training]), color=colour, label=label)
+        accuracy = smooth([100 * line["accuracy"] for line in training])
+        accuracy_axis.plot(iterations, accuracy, color=colour, label=f"{label}, training tasks")
+        if validation:
+            accuracy_axis.errorbar(
+                [line["iteration"] for line in validation],
+                [100 * line["accuracy"] for line in validation],
+                [100 * line["interval"] for line in validation],
+                color=colour,
+                marker="o",
+                markersize=4,
+                linestyle="--",
+                capsize=2,
+                label=f"{label}, validation classes",
+            )
+    loss_axis.set(xlabel="iteration", ylabel="query loss")
+    accuracy_axis.set(xlabel="iteration", ylabel="query accuracy, %")
+    for axis in (loss_axis, accuracy_axis):
+        axis.grid(alpha=0.3)
+    accuracy_axis.legend(fontsize=8)
+    save_figure(figure, path)
+    plt.close(figure)
+    return path
+
+
+def plot_accuracies(results: Mapping[str, Evaluation], path: Path, title: str) -> Path | None:
+    """Draw the mean accuracies of several methods with their intervals, and every episode as a faint point."""
+    if (plt := pyplot()) is None:
+        return None
+    figure, axis = plt.subplots(figsize=(6, 0.9 + 0.8 * len(results)), layout="constrained")
+    for row, (result, colour) in enumerate(zip(results.values(), COLOURS, strict=False)):
+        # Episodes are spread over the row by their order, so that equal accuracies do not hide each other.
+        spread = [row + 0.3 * (2 * (i * 0.618 % 1) - 1) for i in range(len(result.accuracies))]
+        axis.scatter([100 * a for a in result.accuracies], spread, s=4, alpha=0.15, color=colour, linewidths=0)
+        axis.errorbar(100 * result.mean, row, xerr=100 * result.interval, fmt="o", color="black", capsize=4)
+        axis.annotate(
+            str(result), (100 * result.mean, row), (0, 9), textcoords="offset points", ha="center", fontsize=9
+        )
+    axis.set_yticks(range(len(results)), list(results))
+    axis.set(xlabel="accuracy, %", title=title, ylim=(len(results) - 0.5, -0.6))
+    axis.grid(axis="x", alpha=0.3)
+    save_figure(figure, path)
+    plt.close(figure)
+    return path
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one method is ahead of another."""
+
+    name: str
+    measured: Evaluation
+    """Task by task."""
+    reported: float | None
+    """By figures that others report, in percentage points."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The differences in one setting, and where the reported ones come from."""
+
+    title: str
+    source: str
+    differences: Sequence[Difference]
+
+
+def plot_differences(panels: Sequence[Panel], base: str, path: Path) -> Path | None:
+    """Draw how far methods are ahead of a base, with intervals over tasks, and beside it what is reported."""
+    if (plt := pyplot()) is None:
+        return None
+    most = max(len(panel.differences) for panel in panels)
+    size = (2.8 + 3.6 * len(panels), 1.6 + 0.3 * most)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for row, difference in enumerate(panel.differences):
+            result = difference.measured
+            style = {"color": COLOURS[0], "capsize": 3, "markersize": 5}
+            axis.errorbar(
+                100 * result.mean, row, xerr=100 * result.interval, fmt="o", **style, label="here" if row == 0 else None
+            )
+        quoted = [(d.reported, row) for row, d in enumerate(panel.differences) if d.reported is not None]
+        if quoted:
+            axis.scatter(*zip(*quoted, strict=True), marker="D", s=28, facecolors="none", edgecolors=COLOURS[1])
+            axis.scatter([], [], marker="D", facecolors="none", edgecolors=COLOURS[1], label=panel.source)
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_yticks(range(len(panel.differences)), [d.name for d in panel.differences])
+        axis.set(title=panel.title, xlabel=f"accuracy − {base}, points", ylim=(most - 0.5, -0.5))
+        axis.grid(axis="x", alpha=0.3)
+        # 5.5 font sizes below the panel: under its label, however high the panel is.
+        axis.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0), borderaxespad=5.5, ncols=2)
+    save_figure(figure, path)
+    plt.close(figure)
+    return path
+
+
+def robustness_figure(results: Mapping[str, Curves]) -> tuple[list[dict[str, Any]], Any]:
+    """Draw the accuracies of several runs under attack over the radius: one panel per norm, all runs in each.
+
+    Above each panel its left end, the clean accuracies, is magnified. Runs are drawn side by side, a little off their
+    radius, so that their intervals do not cover each other.
+
+    Args:
+        results: by the run's name, by norm, by radius.
+
+    Returns:
+        The numbers that are drawn, and matplotlib's figure: None where matplotlib is not installed.
+    """
+    rows = [
+        {
+            "run": name,
+            "norm": norm,
+            "radius": radius,
+            "mean": result.mean,
+            "interval_95": result.interval,
+            "episodes": len(result.accuracies),
+        }
+        for name, curves in results.items()
+        for norm, curve in curves.items()
+        for radius, result in curve.items()
+    ]
+    if (plt := pyplot()) is None:
+        return rows, None
+    norms = list(next(iter(results.values())))
+    size = (1 + 3.6 * len(norms), 5 + 0.12 * len(results))
+    figure, axes = plt.subplots(2, len(norms), figsize=size, height_ratios=(1, 2), layout="constrained", squeeze=False)
+    for norm, magnified, axis in zip(norms, *axes, strict=True):
+        _draw_robustness(axis, magnified, norm, {name: curves[norm] for name, curves in results.items()})
+    axes[1, 0].set_ylabel("accuracy, %")
+    handles, labels = axes[1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(results)), fontsize=8)
+    plt.close(figure)  # it can be saved nevertheless
+    return rows, figure
+
+
+def _draw_robustness(axis: Any, magnified: Any, norm: Norm, curves: Mapping[str, Mapping[float, Evaluation]]) -> None:
+    """Draw one panel, and the magnified region of its clean accuracies."""
+    largest = max(max(curve) for curve in curves.values()) or 1.0
+    gap = 0.03 * largest / len(curves)
+    clean = [curve[0.0] for curve in curves.values()]
+    for row, (name, curve) in enumerate(curves.items()):
+        shift = gap * (row - (len(curves) - 1) / 2)
+        style = {
+            "color": COLOURS[row % len(COLOURS)],
+            "marker": MARKERS[row % len(MARKERS)],
+            "linestyle": LINES[row // len(COLOURS) % len(LINES)],
+            "markersize": 5,
+            "linewidth": 1.2,
+            "capsize": 2,
+        }
+        means, intervals = [100 * r.mean for r in curve.values()], [100 * r.interval for r in curve.values()]
+        axis.errorbar([radius + shift for radius in curve], means, intervals, label=name, **style)
+        magnified.errorbar([shift], means[:1], intervals[:1], **style)
+    low = 100 * min(result.mean - result.interval for result in clean)
+    high = 100 * max(result.mean + result.interval for result in clean)
+    margin = 0.15 * (high - low) + 0.2
+    axis.set(ylim=(-3, 103), xlabel=f"radius ε, {NORM_NAMES[norm]} norm")
+    corner, extent = (-0.02 * largest, low - margin), (0.04 * largest, high - low + 2 * margin)
+    axis.indicate_inset((*corner, *extent), edgecolor="black")
+    magnified.set(xlim=(corner[0], corner[0] + extent[0]), ylim=(corner[1], corner[1] + extent[1]), xticks=[])
+    magnified.set_title("framed region (clean accuracies), magnified", fontsize=9)
+    for each in (axis, magnified):
+        each.grid(alpha=0.3)
+
+
+def pyplot() -> Any:
+    """Import matplotlib for drawing into files; None where it is not installed."""
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 (optional)
+
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt  # noqa: PLC0415
+    except ImportError:
+        return None
+    return plt
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG that is the same for the same figure."""
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
+    """Average exponentially, without the start's bias, so that a curve of noisy tasks can be read."""
+    smoothed, mean, total = [], 0.0, 0.0
+    for value in values:
+        mean, total = weight * mean + (1 - weight) * value, weight * total + (1 - weight)
+        smoothed.append(mean / total)
+    return smoothed

@@ -1,0 +1,133 @@
+"""Learning curves and attacks of the runs of a setting, as charts and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metadropout.analysis.plots import NORM_NAMES, smooth
+from metadropout.analysis.report.charts import Chart, Curve, Style
+from metadropout.analysis.report.comparison import Method, Setting
+from metadropout.analysis.report.folders import RunRecord
+from metadropout.evaluation import Evaluation
+from metadropout.robustness.attacks import NORMS, Norm
+from metadropout.robustness.curves import Record
+
+
+@dataclass(frozen=True)
+class AttackedRun:
+    """A run under attack in one norm."""
+
+    label: str
+    style: Style
+    episodes: int
+    accuracies: dict[float, Evaluation]
+    """By radius; 0 is the clean accuracy."""
+
+
+@dataclass(frozen=True)
+class NormTable:
+    """All runs of a setting that were attacked alike, in one norm."""
+
+    norm: str
+    radii: list[float]
+    rows: list[AttackedRun]
+    chart: Chart
+
+
+@dataclass(frozen=True)
+class AttackGroup:
+    """Runs that were attacked in the same way: what differs in this cannot be compared."""
+
+    conditions: str
+    legend: list[tuple[str, Style]]
+    norms: list[NormTable]
+
+
+def styled_runs(setting: Setting) -> list[tuple[Method, RunRecord, Style]]:
+    """Return the runs of a setting with their looks in its charts."""
+    return [
+        (method, record, Style(method.number, number))
+        for method in setting.methods
+        for number, record in enumerate(method.runs)
+    ]
+
+
+def learning_charts(setting: Setting) -> list[Chart]:
+    """Draw loss and accuracy over training, and validations where there are any."""
+    losses, accuracies, validations = [], [], []
+    for method, record, style in styled_runs(setting):
+        label = method.label(record)
+        iterations = [line.iteration for line in record.training]
+        loss = smooth([line.loss for line in record.training])
+        accuracy = smooth([100 * line.accuracy for line in record.training])
+        losses.append(Curve(label, style, list(zip(iterations, loss, strict=True))))
+        accuracies.append(Curve(label, style, list(zip(iterations, accuracy, strict=True))))
+        points = [(line.iteration, 100 * line.accuracy) for line in record.validation]
+        intervals = [100 * line.interval for line in record.validation]
+        validations.append(Curve(label, style, points, intervals))
+    charts = [
+        Chart("Query loss on training tasks", "iteration", "query loss", losses),
+        Chart("Accuracy on training tasks", "iteration", "accuracy, %", accuracies),
+        Chart("Accuracy on validation classes", "iteration", "accuracy, %", validations),
+    ]
+    drawn = [Chart(c.title, c.x_label, c.y_label, [v for v in c.curves if v.points]) for c in charts]
+    return [chart for chart in drawn if chart.curves]
+
+
+def attack_groups(setting: Setting) -> list[AttackGroup]:
+    """Put together runs that were attacked alike, with a table and a chart for each norm."""
+    groups: dict[str, list[tuple[str, Style, Record]]] = {}
+    for method, record, style in styled_runs(setting):
+        if record.attack is not None:
+            member = (method.label(record), style, record.attack)
+            groups.setdefault(_conditions(record.attack), []).append(member)
+    return [
+        AttackGroup(
+            conditions,
+            [(label, style) for label, style, _ in members],
+            [_norm_table(norm, members) for norm in NORMS if _has(norm, members)],
+        )
+        for conditions, members in groups.items()
+    ]
+
+
+def _conditions(attack: Record) -> str:
+    m = attack.measured
+    starts = "1 random start" if m["restarts"] == 1 else f"{m['restarts']} random starts"
+    state = "" if attack.state == "last" else f", {attack.state} state"
+    return f"{m['protocol']}, {m['steps']} steps, {starts} at each radius, test tasks of seed {m['seed']}{state}"
+
+
+def _has(norm: Norm, members: Sequence[tuple[str, Style, Record]]) -> bool:
+    return any(norm in episode.attacked for _, _, record in members for episode in record.episodes)
+
+
+def _norm_table(norm: Norm, members: Sequence[tuple[str, Style, Record]]) -> NormTable:
+    rows = [
+        AttackedRun(label, style, len(next(iter(accuracies.values())).accuracies), accuracies)
+        for label, style, record in members
+        if (accuracies := _accuracies(record, norm))
+    ]
+    name = NORM_NAMES[norm]
+    curves = [
+        Curve(
+            row.label,
+            row.style,
+            [(radius, 100 * result.mean) for radius, result in row.accuracies.items()],
+            [100 * result.interval for result in row.accuracies.values()],
+        )
+        for row in rows
+    ]
+    radii = sorted({radius for row in rows for radius in row.accuracies})
+    return NormTable(name, radii, rows, Chart(f"Attacks in the {name} norm", "radius ε", "accuracy, %", curves))
+
+
+def _accuracies(record: Record, norm: Norm) -> dict[float, Evaluation]:
+    """Return the accuracies at the radii that were measured on every episode which was attacked in this norm."""
+    episodes = [episode for episode in record.episodes if norm in episode.attacked]
+    if not episodes:
+        return {}
+    radii = set.intersection(*(set(episode.attacked[norm]) for episode in episodes))
+    attacked = {radius: Evaluation([e.attacked[norm][radius] for e in episodes]) for radius in sorted(radii)}
+    return {0.0: Evaluation([episode.clean for episode in episodes]), **attacked}

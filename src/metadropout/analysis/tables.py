@@ -1,0 +1,320 @@
+"""Reproducing a table: which runs it takes, what is done of them, and the table beside the paper's figures."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from metadropout.analysis.plots import Difference, Panel, plot_differences
+from metadropout.config import MAY_CHANGE, Config, as_text
+from metadropout.errors import ConfigError, MetadropoutError
+from metadropout.evaluation import Evaluation, TestRecord
+from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.perturbations import PERTURBATIONS
+from metadropout.recipes import Table, load_recipe
+from metadropout.runs.folder import open_run
+from metadropout.training.checkpoints import iteration_of, latest_checkpoint
+from metadropout.training.metrics import newest_iteration
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a table: a row in a setting with a seed, trained and evaluated."""
+
+    setting: str
+    row: str
+    seed: int
+    folder: Path
+    config: Config
+    episodes: int
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe."""
+        return f"{self.setting}-{self.row}"
+
+    @property
+    def evaluation(self) -> Path:
+        """Where the result is written."""
+        return self.folder / "evaluation-test.json"
+
+    @property
+    def log(self) -> Path:
+        """Where its commands write; apart from the runs, so that a pattern of their names finds nothing else."""
+        return self.folder.parent / "logs" / f"{self.folder.name}.log"
+
+    def result(self) -> Evaluation | None:
+        """Return the result, None if the run is not trained or evaluated as asked."""
+        try:
+            test = TypeAdapter(TestRecord).validate_json(self.evaluation.read_bytes())
+        except (OSError, ValidationError):
+            return None
+        samples = TEST_SAMPLES if PERTURBATIONS[self.config.perturbation["name"]].random else 1
+        as_asked = ("test", 0, None), self.config.training.iterations, samples
+        if (test.tasks, test.iteration, test.mc_samples) != as_asked or len(test.accuracies) < self.episodes:
+            return None
+        return Evaluation(test.accuracies[: self.episodes])
+
+    def iterations_done(self) -> int:
+        """Return how many outer steps have been taken, for showing progress."""
+        return newest_iteration(self.folder / "metrics.jsonl")
+
+    def conflict(self) -> str | None:
+        """Say in what a run that is in the folder already differs from this one; None if this one can go on with it."""
+        if not (self.folder / "config.yaml").exists():
+            return None
+        run = open_run(self.folder)
+        found, wanted = run.config.options(), self.config.options()
+        # What was asked for by name counts, too, where a run that has begun cannot take it over.
+        by_name = [name for name in self.overrides if not name.startswith(MAY_CHANGE)]
+        for name in (*self.config.computed_options(), *by_name):
+            if found.get(name) != (value := wanted.get(name)):
+                return f"{self.folder}: was trained with {name} {as_text(found.get(name))}, not {as_text(value)}"
+        latest, asked = latest_checkpoint(run.checkpoints), self.config.training.iterations
+        if latest is not None and (done := iteration_of(latest)) > asked:
+            return f"{self.folder}: has been trained for {done} iterations already, more than {asked}"
+        return None
+
+    def commands(self) -> list[list[str]]:
+        """Return the arguments of the commands that are still to be run: train or resume, then evaluate."""
+        resumed = (self.folder / "config.yaml").exists()
+        which = ["--resume", str(self.folder)]
+        if not resumed:
+            which = [self.recipe, "--out", str(self.folder), "--seed", str(self.seed)]
+        given = [name for name in self.overrides if not resumed or name.startswith(MAY_CHANGE)]
+        options = [text for name in given for text in (f"--{name}", as_text(self.overrides[name]))]
+        iterations = ["--training.iterations", str(self.config.training.iterations)]
+        train = ["train", *which, "--machine.threads", "1", *options, *iterations]  # the last of equals counts
+        return [train, ["evaluate", str(self.folder), "--episodes", str(self.episodes)]]
+
+
+def plan(
+    table: Table,
+    *,
+    scale: float,
+    settings: Sequence[str],
+    rows: Sequence[str],
+    seeds: Sequence[int],
+    episodes: int,
+    out: Path,
+    overrides: Mapping[str, Any],
+) -> list[Job]:
+    """List the runs of a table, at a fraction of the recipes' iterations.
+
+    Args:
+        table: which one.
+        scale: fraction of the iterations; 1 is the paper.
+        settings: which of its settings.
+        rows: which of its rows.
+        seeds: each row is trained once with each.
+        episodes: test episodes of each run, the same ones for all.
+        out: folder of the runs.
+        overrides: options that differ from the recipes in all runs.
+    """
+    for kind, asked, known in (("setting", settings, table.settings), ("row", rows, table.rows)):
+        if unknown := [name for name in asked if name not in known]:
+            raise ConfigError(f"there is no {kind} '{unknown[0]}' in this table; known are: {', '.join(known)}")
+    if not 0 < scale < float("inf"):
+        raise ConfigError(f"--scale is {scale}; it must be a number above 0")
+    if episodes < 1 or min(seeds, default=0) < 0:
+        raise ConfigError("--episodes must be at least 1, and seeds 0 or more")
+    if fixed := [name for name in overrides if name in ("data.name", "learner.name", "perturbation.name")]:
+        raise ConfigError(f"--{fixed[0]} cannot change here: it is what rows or settings differ in; choose among those")
+    jobs = []
+    for seed in dict.fromkeys(seeds):
+        for setting in dict.fromkeys(settings):
+            for row in dict.fromkeys(rows):
+                jobs.append(_job(setting, row, seed, scale, episodes, out, overrides))
+    return jobs
+
+
+def _job(
+    setting: str, row: str, seed: int, scale: float, episodes: int, out: Path, overrides: Mapping[str, Any]
+) -> Job:
+    config = load_recipe(f"{setting}-{row}", {**overrides, "seed": seed})
+    iterations = max(1, round(scale * config.training.iterations))
+    config = replace(config, training=replace(config.training, iterations=iterations))
+    return Job(setting, row, seed, out / f"{setting}-{row}-seed{seed}", config, episodes, overrides)
+
+
+class Worker:
+    """Runs jobs in processes of their own, so that several can run at once and be stopped."""
+
+    def __init__(self) -> None:
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self.stopping = False
+
+    def run(self, job: Job) -> str | None:
+        """Train and evaluate a run unless that is done; return what went wrong, None if nothing did."""
+        if job.result() is not None:
+            return None
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        for arguments in job.commands():
+            with job.log.open("ab") as output:
+                status = self._call(arguments, output)
+            if status != 0:
+                said = job.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+                return f"{job.folder.name}: stopped with status {status} ({said}); its log is {job.log}"
+        return None
+
+    def stop(self) -> None:
+        """Ask all processes to save and stop."""
+        with self._lock:
+            self.stopping = True
+            for process in self._processes:
+                process.terminate()
+
+    def _call(self, arguments: list[str], output: Any) -> int:
+        with self._lock:
+            if self.stopping:
+                return 143
+            # In a group of its own: Ctrl-C reaches the children through `stop` alone, once.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "metadropout", *arguments],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+            self._processes.add(process)
+        try:
+            return process.wait()
+        finally:
+            with self._lock:
+                self._processes.discard(process)
+
+
+def check_folders(jobs: Sequence[Job]) -> None:
+    """Refuse folders that hold other runs than those asked for, before any work is done."""
+    for job in jobs:
+        if conflict := job.conflict():
+            raise ConfigError(f"{conflict}; choose another --out, or delete it")
+
+
+def done_beside(table: Table, jobs: Sequence[Job], scale: float) -> list[Job]:
+    """List what else of a table is done in the same folder, in the same settings and way: other rows and seeds."""
+    first, asked = jobs[0], {job.folder for job in jobs}
+    found = []
+    for setting in dict.fromkeys(job.setting for job in jobs):
+        for row in table.rows:
+            for folder in sorted(first.folder.parent.glob(f"{glob.escape(f'{setting}-{row}')}-seed*")):
+                seed = folder.name.rpartition("-seed")[2]
+                if folder in asked or not seed.isdecimal():
+                    continue
+                with suppress(ConfigError):  # a run of another version, or a row without one of the options
+                    job = _job(setting, row, int(seed), scale, first.episodes, folder.parent, first.overrides)
+                    if job.folder == folder and job.result() is not None and job.conflict() is None:
+                        found.append(job)
+    return found
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a table says of a row in a setting."""
+
+    results: list[Evaluation]
+    """One per seed that is done."""
+    asked: int
+    """How many seeds are asked for."""
+    ahead: Evaluation | None
+    """How far it is ahead of the first row, task by task; None for that row, and where one of them is not done."""
+    reported: Mapping[str, float]
+    """The reported accuracy and its interval, as far as there are any."""
+    reported_ahead: float | None
+    """How far it is ahead of the first row by the reported figures."""
+
+
+def entries(table: Table, jobs: Sequence[Job]) -> dict[str, dict[str, Entry]]:
+    """Gather what there is for a table, by setting and row."""
+    base, rows = next(iter(table.rows)), [row for row in table.rows if any(job.row == row for job in jobs)]
+    found: dict[str, dict[str, Entry]] = {}
+    for setting in dict.fromkeys(job.setting for job in jobs):
+        figures = {row: load_recipe(f"{table.like.get(setting, setting)}-{row}").reported for row in (base, *rows)}
+        bases = _results([job for job in jobs if (job.setting, job.row) == (setting, base)])
+        found[setting] = {}
+        for row in rows:
+            mine = [job for job in jobs if (job.setting, job.row) == (setting, row)]
+            results, other = _results(mine), row != base
+            ahead = Evaluation.over_seeds(results).minus(Evaluation.over_seeds(bases)) if results and bases else None
+            both = figures[row] and figures[base]
+            reported_ahead = figures[row]["accuracy"] - figures[base]["accuracy"] if both else None
+            found[setting][row] = Entry(
+                results, len(mine), ahead if other else None, figures[row], reported_ahead if other else None
+            )
+    return found
+
+
+def _results(jobs: Sequence[Job]) -> list[Evaluation]:
+    return [result for job in jobs if (result := job.result()) is not None]
+
+
+def as_markdown(table: Table, found: Mapping[str, Mapping[str, Entry]]) -> str:
+    """Write a table of the results so far: each beside its distance from the first row's, and the reported figure."""
+    columns = [f"{table.settings[s]} | − {_base_title(table)} | {_whose_figures(table, s)}" for s in found]
+    lines = ["| row | " + " | ".join(columns) + " |", "|---" * (1 + 3 * len(found)) + "|"]
+    for row in next(iter(found.values())):
+        cells = [table.rows[row]]
+        for entry in (of_setting[row] for of_setting in found.values()):
+            cells.append(summary(entry.results, entry.asked))
+            cells.append(f"{100 * entry.ahead.mean:+.2f} ± {100 * entry.ahead.interval:.2f}" if entry.ahead else "")
+            cells.append(" ± ".join(f"{value:.2f}" for value in entry.reported.values()) or "–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def as_picture(table: Table, found: Mapping[str, Mapping[str, Entry]], path: Path) -> Path | None:
+    """Draw how far each row is ahead of the first, here and as reported; None without matplotlib."""
+    panels = [
+        Panel(table.settings[setting], _whose_figures(table, setting), differences)
+        for setting, of_setting in found.items()
+        if (differences := _differences(table, of_setting))
+    ]
+    return plot_differences(panels, _base_title(table), path) if panels else None
+
+
+def _differences(table: Table, of_setting: Mapping[str, Entry]) -> list[Difference]:
+    return [
+        Difference(table.rows[row], entry.ahead, entry.reported_ahead)
+        for row, entry in of_setting.items()
+        if entry.ahead is not None
+    ]
+
+
+def _base_title(table: Table) -> str:
+    return next(iter(table.rows.values()))
+
+
+def _whose_figures(table: Table, setting: str) -> str:
+    other = table.like.get(setting)
+    return f"reported on {table.settings[other]}" if other else "reported"
+
+
+def summary(results: Sequence[Evaluation], asked: int) -> str:
+    """Say mean and interval over the tasks, each averaged over the seeds, and how much the seeds differ."""
+    if not results:
+        return "not yet"
+    pooled = Evaluation.over_seeds(results)
+    text = f"{100 * pooled.mean:.2f} ± {100 * pooled.interval:.2f}"
+    if asked == 1:
+        return text
+    seeds = f"{len(results)} seeds" if len(results) == asked else f"{len(results)} of {asked} seeds"
+    spread = f", std {100 * float(np.std([result.mean for result in results], ddof=1)):.2f}" if len(results) > 1 else ""
+    return f"{text} ({seeds}{spread})"
+
+
+def failed(problem: str) -> MetadropoutError:
+    """Return the error for runs that did not end well."""
+    return MetadropoutError(f"{problem}; mend the cause and call the same command again: what is done is skipped")

@@ -1,0 +1,1 @@
+"""Operations under the networks: normalisation, precision, memory layout and compiled kernels."""

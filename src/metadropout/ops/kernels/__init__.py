@@ -1,0 +1,120 @@
+"""Operations of the inner loop that are compiled where that is possible: same results, in less time.
+
+Element-wise operations need fewer passes over memory if they are done together, and 3x3 convolutions fewer
+multiplications by Winograd's algorithm. Each function here says in plain PyTorch what it computes; for channels-last
+images on the CPU, compiled kernels with first and second derivatives take over. `METADROPOUT_FUSED=0` switches them
+off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metadropout.ops.autograd import apply
+from metadropout.ops.kernels import build
+from metadropout.ops.kernels.convolutions import CHANNELS, FEW, Convolution
+from metadropout.ops.kernels.elementwise import NoisyProduct, NormReluPool
+from metadropout.ops.normalisation import batch_normalise
+
+__all__ = ["available", "convolution", "disabled", "noisy_product", "norm_relu_pool"]
+
+SMALLEST = 3
+"""Height and width from which a convolution by 2x2 tiles is worth its while."""
+
+_switched_off: ContextVar[bool] = ContextVar("_switched_off", default=False)
+
+
+def noisy_product(f: Tensor, mean: Tensor, noise: Tensor | None = None) -> Tensor:
+    """Return f · softplus(mean + noise), all of one shape; the noise may be left out.
+
+    Args:
+        f: what is multiplied.
+        mean: same shape.
+        noise: same shape, a constant.
+    """
+    same_shape = f.shape == mean.shape and (noise is None or noise.shape == f.shape)
+    constant = noise is None or not noise.requires_grad
+    if same_shape and constant and _fits(f, mean) and (noise is None or (_same_kind(noise, f))):
+        return apply(NoisyProduct, f, mean, noise)[0]  # type: ignore[no-any-return]
+    return f * F.softplus(mean if noise is None else mean + noise)
+
+
+def norm_relu_pool(x: Tensor, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
+    """Normalise by the batch's statistics, add an offset, apply ReLU and take the maximum of each 2x2 square.
+
+    Args:
+        x: shape (groups * n, channels, height, width).
+        bias: offset per channel.
+        eps: added to the (biased) variance.
+        groups: how many batches of equal size stand one after the other in `x`, each with statistics of its own.
+    """
+    if _fits(x) and min(x.shape[2:]) >= 2 and len(x) % groups == 0 and (bias is None or _same_kind(bias, x)):
+        return apply(NormReluPool, x, bias, float(eps), groups)[0]  # type: ignore[no-any-return]
+    return F.max_pool2d(F.relu(batch_normalise(x, None, bias, eps, groups)), kernel_size=2)
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve with 3x3 kernels, stride 1 and padding 1.
+
+    Args:
+        x: shape (n, in_channels, height, width).
+        weight: shape (out_channels, in_channels, 3, 3).
+        bias: shape (out_channels,).
+    """
+    if (
+        x.dtype == torch.float32
+        and _fits(x)
+        and min(x.shape[2:]) >= SMALLEST
+        and weight.shape[2:] == (3, 3)
+        and weight.shape[1] == x.shape[1]
+        and weight.shape[0] % CHANNELS == 0
+        and (weight.shape[1] % CHANNELS == 0 or weight.shape[1] <= FEW)
+        and all(_same_kind(t, x) for t in (weight, bias) if t is not None)
+    ):
+        return apply(Convolution, x, weight, bias)[0]  # type: ignore[no-any-return]
+    return F.conv2d(x, weight, bias, padding=1)
+
+
+def available() -> bool:
+    """Return whether the compiled kernels can be used here; compiles them if that has not been done."""
+    return os.environ.get("METADROPOUT_FUSED") != "0" and build.library() is not None
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Use plain PyTorch inside of a `with` block, as tests and benchmarks do."""
+    token = _switched_off.set(True)
+    try:
+        yield
+    finally:
+        _switched_off.reset(token)
+
+
+def _fits(*tensors: Tensor) -> bool:
+    """Say whether the kernels can take these images."""
+    first = tensors[0]
+    return (
+        first.device.type == "cpu"
+        and first.dtype in (torch.float32, torch.float64)
+        and first.numel() > 0
+        and all(_same_kind(t, first) for t in tensors)
+        # Transforms of `torch.func` and tracing need operations that they can see into; before the next line, because
+        # under `vmap` a tensor does not even tell its layout.
+        and not torch._C._are_functorch_transforms_active()
+        and not torch.compiler.is_compiling()
+        and all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+        and not _switched_off.get()
+        and available()
+    )
+
+
+def _same_kind(tensor: Tensor, like: Tensor) -> bool:
+    """Say whether a tensor is an ordinary one with the type and on the device of another."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype == like.dtype and tensor.device == like.device

@@ -1,0 +1,97 @@
+"""Batch normalisation with the statistics of the batch at hand, as MAML's authors and the paper's use it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metadropout.ops.autograd import apply
+
+
+class OffsetNorm(nn.Module):
+    """Normalises by the statistics of its batch and adds a learned offset: no scale, no running averages.
+
+    Args:
+        channels: number of channels.
+        eps: added to the (biased) variance.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-3) -> None:
+        super().__init__()
+        self.eps = eps
+        self.register_parameter("weight", None)
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return batch_normalise(x, None, self.bias, self.eps)
+
+
+def batch_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
+    """Normalise each channel by its mean and biased variance over the batch.
+
+    Args:
+        x: shape (groups * n, channels, ...).
+        weight: scale per channel.
+        bias: offset per channel.
+        eps: added to the variance.
+        groups: how many batches of equal size stand one after the other in `x`, each with statistics of its own.
+    """
+    if groups > 1:
+        return torch.cat([batch_normalise(part, weight, bias, eps) for part in x.chunk(groups)])
+    if x.numel() > x.shape[1]:
+        return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
+    return normalise_with(x, *batch_statistics(x), weight, bias, eps)  # PyTorch's refuses one value per channel
+
+
+class _ConstantGradient(torch.autograd.Function):
+    """The identity, whose gradient is a constant to whoever differentiates it again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g.detach()
+
+
+def constant_gradient(x: Tensor) -> Tensor:
+    """Return x; the gradient that comes back through it has its value but no derivative of its own."""
+    return apply(_ConstantGradient, x)  # type: ignore[no-any-return]
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each channel's mean and biased variance, both of shape (channels,)."""
+    variance, mean = torch.var_mean(x, dim=[0, *range(2, x.dim())], correction=0)
+    return mean, variance
+
+
+def normalise_with(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Normalise each channel by given statistics, image by image."""
+    x = (x - per_channel(mean, x)) * per_channel(torch.rsqrt(variance + eps), x)
+    return scale_and_offset(x, weight, bias)
+
+
+def scale_and_offset(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Multiply and add per channel, where a scale or an offset is given."""
+    if weight is not None:
+        x = x * per_channel(weight, x)
+    if bias is not None:
+        x = x + per_channel(bias, x)
+    return x
+
+
+def per_channel(values: Tensor, like: Tensor) -> Tensor:
+    """Reshape (channels,) so that it broadcasts over (n, channels, ...)."""
+    return values.view(1, -1, *[1] * (like.dim() - 2))

@@ -1,0 +1,1 @@
+"""How adapted models withstand adversarial attacks."""

@@ -1,0 +1,248 @@
+"""Robustness: the accuracy of adapted models on query images that were moved to fool them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from metadropout.config import build_learner, resolve_device
+from metadropout.data import Episode, EpisodeSampler, Splits
+from metadropout.errors import ConfigError, MetadropoutError
+from metadropout.evaluation import Evaluation
+from metadropout.files import write_atomically
+from metadropout.learners import Classifier, Learner, accuracy
+from metadropout.learners.gradient import TEST_SAMPLES, GradientLearner
+from metadropout.noise import SeededNoise, mix_seed
+from metadropout.robustness.attacks import NORMS, Norm, random_movement, strongest_attack
+from metadropout.runs.folder import Run
+from metadropout.training.checkpoints import load_checkpoint, read_checkpoint
+from metadropout.training.loop import TESTING
+
+GREY_RADII: dict[Norm, tuple[float, ...]] = {
+    "l1": (0, 20, 40, 60, 80, 100),
+    "l2": (0, 1, 2, 3, 4, 5),
+    "linf": (0, 0.02, 0.04, 0.06, 0.08, 0.1),
+}
+"""The paper's radii for Omniglot, where most of an image is empty paper."""
+
+COLOUR_RADII: dict[Norm, tuple[float, ...]] = {
+    "l1": (0, 2.4, 4.8, 7.2, 9.6, 12),
+    "l2": (0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    "linf": (0, 0.004, 0.008, 0.012, 0.016, 0.02),
+}
+"""Radii for photographs. The paper's for miniImageNet are not known, so these are ours."""
+
+ATTACK = 1
+"""Key that keeps the attack's random starts apart from the noise of the inner steps."""
+
+Ladders = Mapping[Norm, Sequence[float]]
+"""For each norm its radii in rising order. A radius starts from the one below, so results depend on all of them."""
+
+Curves = dict[Norm, dict[float, Evaluation]]
+"""Accuracies of a run by norm and radius; radius 0 is the clean accuracy."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How models are attacked.
+
+    Args:
+        radii: for each norm those that are asked for, above 0 and in rising order.
+        steps: steps of projected gradient descent.
+        restarts: random starts at each radius.
+        mc_samples: noise samples per inner step when adapting.
+        seed: seed of the episodes, of the noise and of the random starts.
+    """
+
+    radii: Ladders
+    steps: int = 200
+    restarts: int = 1
+    mc_samples: int = TEST_SAMPLES
+    seed: int = 0
+
+    def on(
+        self,
+        classify: Classifier,
+        episode: Episode,
+        number: int,
+        norm: Norm,
+        radii: Sequence[float],
+        *,
+        jointly: bool,
+        on_radius: Callable[[], None] = lambda: None,
+    ) -> dict[float, float]:
+        """Attack the query images of an episode; return the accuracy that is left at each radius.
+
+        Each radius starts also from the result of the one below it (the smallest from the images themselves), which
+        lies inside its ball: so a larger radius is never a weaker attack. It depends on the radii below, therefore.
+
+        Args:
+            classify: the model adapted to the episode.
+            episode: the task.
+            number: its number, on which the random starts depend.
+            norm: which ball.
+            radii: its radii, above 0 and in rising order.
+            jointly: whether the answer for one image depends on the others.
+            on_radius: called after each radius, for showing progress.
+        """
+        x, y = episode.query_x, episode.query_y
+        left: dict[float, float] = {}
+        below = torch.zeros_like(x)
+        for radius in radii:
+            seeds = [mix_seed(self.seed, TESTING, ATTACK, number, NORMS.index(norm), k) for k in range(self.restarts)]
+            drawn = [random_movement(x, norm, radius, torch.Generator().manual_seed(seed)) for seed in seeds]
+            result = strongest_attack(
+                classify, x, y, norm=norm, radius=radius, steps=self.steps, starts=[below, *drawn], jointly=jointly
+            )
+            left[radius], below = result.accuracy, result.moved
+            on_radius()
+        return left
+
+
+@dataclass
+class EpisodeResult:
+    """What is left of a run's accuracy on one episode."""
+
+    clean: float
+    attacked: dict[Norm, dict[float, float]] = field(default_factory=dict)
+    """Accuracy by norm and radius."""
+
+
+@dataclass
+class Record:
+    """What has been measured of a run so far, in a JSON file that is written anew after each attack."""
+
+    run: str
+    measured: dict[str, int | str]
+    """What the accuracies depend on, radii aside."""
+    episodes: list[EpisodeResult] = field(default_factory=list)
+    state: str = "last"
+    """Which of the run's checkpoints was attacked."""
+
+    def radii(self, norm: Norm) -> set[float]:
+        """Return the radii that were measured on any episode."""
+        return {radius for episode in self.episodes for radius in episode.attacked.get(norm, {})}
+
+    def curves(self, radii: Ladders, episodes: int) -> Curves:
+        """Return the accuracies on the first episodes at some radii, the clean one first."""
+        first = self.episodes[:episodes]
+        return {
+            norm: {0.0: Evaluation([e.clean for e in first])}
+            | {radius: Evaluation([e.attacked[norm][radius] for e in first]) for radius in chosen}
+            for norm, chosen in radii.items()
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        try:
+            write_atomically(path, _RECORD.dump_json(self) + b"\n")
+        except OSError as error:
+            raise MetadropoutError(f"{path}: cannot be written: {error.strerror}; what it held is kept") from None
+
+
+_RECORD = TypeAdapter(Record)
+
+
+def open_record(path: Path, run: str, measured: dict[str, int | str], state: str = "last") -> Record:
+    """Read what has been measured before, if anything, and refuse what was measured in another way."""
+    if not path.exists():
+        return Record(run, measured, state=state)
+    try:
+        record = _RECORD.validate_json(path.read_bytes())
+    except ValidationError:
+        raise MetadropoutError(
+            f"{path}: is damaged or not a record of attacks; delete it or choose another --out"
+        ) from None
+    for name, value in measured.items():
+        if (before := record.measured.get(name)) != value:
+            raise ConfigError(
+                f"{path}: was measured with {name} {before}, but now it is {value}; "
+                "choose another --out or delete the file"
+            )
+    return record
+
+
+class Target:
+    """A run that is being attacked: its learner, and what has been measured so far.
+
+    Args:
+        run: the run.
+        state: which of its checkpoints, "last" or "best".
+        splits: its data set.
+        sampler: the episodes.
+        attack: how it is attacked.
+        folder: where the record is kept.
+    """
+
+    def __init__(
+        self, run: Run, state: str, splits: Splits, sampler: EpisodeSampler, attack: Attack, folder: Path
+    ) -> None:
+        self.name, self.sampler, self.attack = run.folder.resolve().name, sampler, attack
+        self.device = resolve_device(run.config.machine)
+        self.learner: Learner = build_learner(run.config, splits.train.image_shape).to(self.device)
+        checkpoint = run.state(state)
+        self.iteration = load_checkpoint(checkpoint, self.learner).iteration
+        self.path = folder / f"attack-{self.name}.json"
+        samples = attack.mc_samples
+        if isinstance(self.learner, GradientLearner):
+            samples = self.learner.samples_used(samples)
+        measured: dict[str, int | str] = {
+            "protocol": "transductive" if self.learner.is_transductive else "inductive",
+            "iteration": self.iteration,
+            "weights": read_checkpoint(checkpoint)[1]["sha256"][:16],
+            "steps": attack.steps,
+            "restarts": attack.restarts,
+            "mc_samples": samples,
+            "seed": attack.seed,
+        }
+        self.record = open_record(self.path, self.name, measured, state)
+
+    def missing(self, number: int, ladders: Ladders) -> Ladders:
+        """Return what is to be climbed on an episode: all of a ladder, or nothing of it if that has been done."""
+        if number >= len(self.record.episodes):
+            return ladders
+        done = self.record.episodes[number].attacked
+        return {norm: radii for norm, radii in ladders.items() if set(radii) != done.get(norm, {}).keys()}
+
+    def measure(self, number: int, ladders: Ladders, on_radius: Callable[[], None] = lambda: None) -> None:
+        """Adapt to an episode, attack with all that is missing, and write the record after each norm.
+
+        Args:
+            number: the episode; those before it are done.
+            ladders: the radii, the same ones for all episodes and runs.
+            on_radius: called after each radius, for showing progress.
+        """
+        missing = self.missing(number, ladders)
+        if number < len(self.record.episodes) and not missing:
+            return
+        episode = self.sampler.raw(0, number).to(self.device)
+        with torch.no_grad():
+            classify = self.learner.adapt(
+                episode.support_x,
+                episode.support_y,
+                mc_samples=self.attack.mc_samples,
+                generator=SeededNoise(mix_seed(self.attack.seed, TESTING), number),
+            )
+            clean = float(accuracy(classify(episode.query_x), episode.query_y))
+        if number == len(self.record.episodes):
+            self.record.episodes.append(EpisodeResult(clean))
+        for norm, radii in missing.items():
+            jointly = self.learner.is_transductive
+            left = self.attack.on(classify, episode, number, norm, radii, jointly=jointly, on_radius=on_radius)
+            self.record.episodes[number].attacked[norm] = left
+            self.record.write(self.path)
+
+
+def common_ladders(targets: Sequence[Target]) -> Ladders:
+    """Return for each norm all radii that are asked for or have been measured of any run.
+
+    One ladder for all, because a figure that started from more radii below is that of a stronger attack.
+    """
+    return {
+        norm: sorted({*radii, *(radius for target in targets for radius in target.record.radii(norm))})
+        for norm, radii in targets[0].attack.radii.items()
+    }

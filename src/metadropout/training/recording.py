@@ -1,0 +1,125 @@
+"""What a run leaves behind and shows while it trains: checkpoints, metrics and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Protocol, Self
+
+import torch
+
+from metadropout.evaluation import Evaluation
+from metadropout.learners import Learner
+from metadropout.runs.folder import Run, locked, record_start
+from metadropout.training.checkpoints import (
+    Progress,
+    checkpoint_path,
+    drop_old_checkpoints,
+    latest_checkpoint,
+    save_checkpoint,
+)
+from metadropout.training.metrics import MetricsLog
+
+
+class Watcher(Protocol):
+    """Shows a user how training goes."""
+
+    def on_iteration(self, iteration: int, loss: float, accuracy: float) -> None:
+        """Called after each outer step."""
+
+    def on_message(self, text: str) -> None:
+        """Called when something is worth a line of its own."""
+
+
+class Records:
+    """Takes note of what happens in a run; this one keeps nothing, as another process of the run does that."""
+
+    def __enter__(self) -> Self:
+        """Take hold of the run; from here on it has a checkpoint."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of it."""
+
+    def begin(self, progress: Progress) -> None:
+        """Take note of where the run stands at the start."""
+
+    def step(self, progress: Progress, loss: float, accuracy: float) -> None:
+        """Take note of an outer step."""
+
+    def validation(self, progress: Progress, result: Evaluation, *, best: bool) -> None:
+        """Take note of a validation, and of the state if it is the best so far."""
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint."""
+
+
+class KeptRecords(Records):
+    """Records in the run's folder and for its user.
+
+    Args:
+        run: which run.
+        learner: its learner, whose parameters checkpoints hold.
+        optimizer: its optimiser, whose state they hold, too.
+        watcher: shows the user what happens.
+        measure: gives the strength of the noise on each layer, as it is when called.
+        processes: how many train the run together.
+        threads: of each of them.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        learner: Learner,
+        optimizer: torch.optim.Optimizer,
+        watcher: Watcher,
+        measure: Callable[[], Mapping[str, float]],
+        *,
+        processes: int,
+        threads: int,
+    ) -> None:
+        self.run, self.learner, self.optimizer, self.watcher = run, learner, optimizer, watcher
+        self.measure, self.processes, self.threads = measure, processes, threads
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:  # lets go of the lock if anything below fails
+            stack.enter_context(locked(self.run))
+            for remains in self.run.checkpoints.glob("*.tmp"):  # of a write that was killed
+                remains.unlink()
+            record_start(self.run.folder, processes=self.processes, threads=self.threads)
+            if latest_checkpoint(self.run.checkpoints) is None:
+                self._save(Progress(0, 0.0))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def begin(self, progress: Progress) -> None:
+        if progress.iteration:
+            self.watcher.on_message(f"resuming after iteration {progress.iteration}")
+        self.log = self._stack.enter_context(MetricsLog(self.run.folder, from_iteration=progress.iteration))
+
+    def step(self, progress: Progress, loss: float, accuracy: float) -> None:
+        done, options = progress.iteration, self.run.config.training
+        self.log.add_training(done, loss, accuracy, options.meta_batch, progress.seconds)
+        self.watcher.on_iteration(done, loss, accuracy)
+        if done % options.log_every == 0 or done == options.iterations:
+            self.log.flush()
+            self.log.add_noise(done, self.measure())
+
+    def validation(self, progress: Progress, result: Evaluation, *, best: bool) -> None:
+        self.log.add_validation(progress.iteration, result.mean, result.interval)
+        self.watcher.on_message(f"iteration {progress.iteration}: validation accuracy {result}")
+        if best:
+            save_checkpoint(self.run.checkpoints / "best.safetensors", self.learner, self.optimizer, progress)
+
+    def save(self, progress: Progress) -> None:
+        self.log.flush()
+        self._save(progress)
+        drop_old_checkpoints(self.run.checkpoints)
+
+    def _save(self, progress: Progress) -> None:
+        path = checkpoint_path(self.run.checkpoints, progress.iteration)
+        save_checkpoint(path, self.learner, self.optimizer, progress)
