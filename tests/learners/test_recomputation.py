@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from toys import make_episode, make_perturbation, randomise
 
 import metadropout as md
+from metadropout.ops import kernels
 from metadropout.perturbations import PERTURBATIONS
 
 LEARNERS = {"maml": md.MAML, "metasgd": md.MetaSGD}
