@@ -1,4 +1,4 @@
-"""Peak memory and time of one task with and without recomputed inner steps (`--checkpoint-steps`).
+"""Peak memory and time of one task with and without recomputed inner steps (`--gradient-checkpointing`).
 
     python benchmarks/memory.py
     python benchmarks/memory.py --way 20 --shot 5
@@ -26,11 +26,11 @@ EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Makes glibc give freed tensors back at once, so that a peak is what was in use and not how the heap was cut up."""
 
 
-def make_learner(options: argparse.Namespace, steps: int, checkpoint_steps: bool) -> md.MAML:
+def make_learner(options: argparse.Namespace, steps: int, gradient_checkpointing: bool) -> md.MAML:
     """Meta-dropout on Conv4 for one-channel images of 28 x 28."""
     torch.manual_seed(0)
     network = md.Conv4(way=options.way, in_channels=1, channels=options.channels)
-    learner = md.MAML(network, md.MetaDropout(network), steps=steps, checkpoint_steps=checkpoint_steps)
+    learner = md.MAML(network, md.MetaDropout(network), steps=steps, gradient_checkpointing=gradient_checkpointing)
     return learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -55,8 +55,8 @@ def peak() -> float:
 
 def measure_peak(options: argparse.Namespace) -> None:
     """Print how much memory a task needs beyond what one step on two images loads and keeps."""
-    run_task(make_learner(options, 1, options.checkpoint_steps), make_episode(way=2, shot=1, query=1))
-    learner = make_learner(options, options.steps, options.checkpoint_steps)
+    run_task(make_learner(options, 1, options.gradient_checkpointing), make_episode(way=2, shot=1, query=1))
+    learner = make_learner(options, options.steps, options.gradient_checkpointing)
     before = peak()
     run_task(learner, make_episode(options.way, options.shot, options.query))
     print(peak() - before)
@@ -64,14 +64,16 @@ def measure_peak(options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Print both sides and their ratios, and what remains without any inner step: the query pass."""
-    sides = {"graph kept": [], "steps recomputed": ["--checkpoint-steps"], "no inner steps": ["--steps", "0"]}
+    sides = {"graph kept": [], "steps recomputed": ["--gradient-checkpointing"], "no inner steps": ["--steps", "0"]}
     peaks = []
     for side, flags in sides.items():
         command = [sys.executable, __file__, *sys.argv[1:], "--measure-peak", *flags]
         child = subprocess.run(command, env={**os.environ, **EXACT}, stdout=subprocess.PIPE, text=True, check=True)
         peaks.append(float(child.stdout))
         print(f"{side:16s} {peaks[-1]:8.1f} MiB")
-    learners = [make_learner(options, options.steps, checkpoint_steps) for checkpoint_steps in (False, True)]
+    learners = [
+        make_learner(options, options.steps, gradient_checkpointing) for gradient_checkpointing in (False, True)
+    ]
     episode = make_episode(options.way, options.shot, options.query)
     for learner in learners:
         run_task(learner, episode)
@@ -87,7 +89,7 @@ if __name__ == "__main__":
     for name, default in (("way", 5), ("shot", 1), ("query", 15), ("steps", 10), ("channels", 64), ("rounds", 11)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--measure-peak", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--checkpoint-steps", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--gradient-checkpointing", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.measure_peak:

@@ -50,7 +50,13 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_episode(
-    way: int = 3, shot: int = 2, query: int = 2, size: int = 16, seed: int = 0, dtype: torch.dtype = torch.float64
+    way: int = 3,
+    shot: int = 2,
+    query: int = 2,
+    size: int = 16,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    inductive: bool = False,
 ) -> md.Episode:
     g = torch.Generator().manual_seed(seed)
 
@@ -58,9 +64,8 @@ def make_episode(
         return torch.rand(n, 1, size, size, generator=g, dtype=dtype)
 
     labels = torch.arange(way)
-    return md.Episode(
-        images(way * shot), labels.repeat_interleave(shot), images(way * query), labels.repeat_interleave(query)
-    )
+    support = images(way * shot), labels.repeat_interleave(shot)
+    return md.Episode(*support, images(way * query), labels.repeat_interleave(query), inductive=inductive)
 
 
 def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> None:

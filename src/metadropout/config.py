@@ -47,11 +47,20 @@ class EpisodeOptions:
         way: classes in a task.
         shot: support images per class.
         query: query images per class.
+        protocol: how query images are normalised: together, with the statistics of their batch ("transductive", as
+            MAML and the paper do), or one by one, with those of the support images ("inductive").
+        train_way: classes in a task of meta-training; as many as in testing by default.
+        train_shot: support images per class in meta-training; as many as in testing by default.
+        train_query: query images per class in meta-training; as many as in testing by default.
     """
 
     way: int = 5
     shot: int = 1
     query: int = 15
+    protocol: Literal["transductive", "inductive"] = "transductive"
+    train_way: int | None = None
+    train_shot: int | None = None
+    train_query: int | None = None
 
     def __post_init__(self) -> None:
         _require(self.way >= 2, "episode.way", self.way, "at least 2")
@@ -129,7 +138,7 @@ MAY_CHANGE = (
     "training.checkpoint_",
     "training.log_every",
     "machine.",
-    "learner.checkpoint_steps",
+    "learner.gradient_checkpointing",
     "data.directory",
     "data.download",
 )
@@ -184,6 +193,7 @@ def parse_config(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None = N
     if not isinstance(raw, Mapping):
         raise ConfigError("a recipe is a YAML file of sections such as 'learner:'; this one is not")
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
+    _rename_old_options(merged)
     for dotted, value in (overrides or {}).items():
         _override(merged, dotted, value)
     if unknown := sorted(set(merged) - set(Config.__dataclass_fields__)):
@@ -230,7 +240,7 @@ def task_options(config: Config) -> dict[str, Any]:
     """Return the options on which a run's test tasks depend, by dotted name: the same in runs that are compared."""
     data = {f"data.{k}": v for k, v in config.data.items() if k not in ("directory", "download")}
     episode = {f"episode.{k}": v for k, v in vars(config.episode).items()}
-    return {**data, **episode, "learner.inductive": config.learner["inductive"]}
+    return {**data, **episode}
 
 
 def build_learner(config: Config, image_shape: ImageShape) -> Learner:
@@ -290,6 +300,18 @@ def _axis_section(axis: str, given: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{axis}.name is '{name}'; known are: {', '.join(AXES[axis])}")
     checked = check_options(AXES[axis][name], _options(given), axis, skip=FROM_DATA.get(axis, ()))
     return {"name": name, **checked}
+
+
+def _rename_old_options(merged: dict[str, Any]) -> None:
+    """Read what runs of earlier versions wrote under other names."""
+    learner = merged.get("learner")
+    if not isinstance(learner, dict):
+        return
+    if "checkpoint_steps" in learner:
+        learner["gradient_checkpointing"] = learner.pop("checkpoint_steps")
+    if "inductive" in learner:
+        inductive = learner.pop("inductive")
+        merged["episode"] = {"protocol": "inductive" if inductive else "transductive", **merged.get("episode", {})}
 
 
 def _override(merged: dict[str, Any], dotted: str, value: Any) -> None:

@@ -106,7 +106,13 @@ def evaluate(
         number, raw = item
         episode, noise = raw.to(device), SeededNoise(seed, number)
         with torch.no_grad():
-            classify = learner.adapt(episode.support_x, episode.support_y, mc_samples=mc_samples, generator=noise)
+            classify = learner.adapt(
+                episode.support_x,
+                episode.support_y,
+                inductive=episode.inductive,
+                mc_samples=mc_samples,
+                generator=noise,
+            )
             return accuracy(classify(episode.query_x), episode.query_y)
 
     with Workers(learner, episodes, threads=threads, world=world) as workers:

@@ -30,6 +30,14 @@ class NoiseSource(Protocol):
         """Return the stream of one pass; the same (step, sample) gives the same draws again."""
         ...
 
+    def fork(self) -> NoiseSource:
+        """Return a source of its own for what a learner draws beside its perturbation, such as masks or weights."""
+        ...
+
+
+FORK = 0x6C6561726E6572
+"""Key of a learner's own draws; no inner step has this number."""
+
 
 class SeededNoise:
     """Noise that is a function of a seed, the inner step and the Monte-Carlo sample alone.
@@ -44,6 +52,10 @@ class SeededNoise:
     def stream(self, step: int, sample: int) -> _GeneratorStream:
         """Return the stream of one pass."""
         return _GeneratorStream(mix_seed(*self.seed, step, sample))
+
+    def fork(self) -> SeededNoise:
+        """Return a source that is unrelated to this one; the same one every time."""
+        return SeededNoise(*self.seed, FORK)
 
 
 class _GeneratorStream:
@@ -73,6 +85,7 @@ class RecordedNoise:
         mc_samples: Monte-Carlo samples per step.
         per_pass: draws in one forward pass.
         numbers: generator for draws that are not normal; every pass starts from a copy of it.
+        own: what the learner itself draws, beside its perturbation.
     """
 
     def __init__(
@@ -82,8 +95,9 @@ class RecordedNoise:
         per_pass: int,
         mc_samples: int = 1,
         numbers: np.random.Generator | None = None,
+        own: NoiseSource | None = None,
     ) -> None:
-        self.draws = list(draws)
+        self.draws, self.own = list(draws), own
         self.per_pass, self.mc_samples, self._numbers = per_pass, mc_samples, numbers
 
     def stream(self, step: int, sample: int) -> _RecordedStream:
@@ -94,6 +108,12 @@ class RecordedNoise:
         if start + self.per_pass > len(self.draws):
             raise ValueError(f"the recorded noise ends before inner step {step}, sample {sample}")
         return _RecordedStream(self.draws[start : start + self.per_pass], copy.deepcopy(self._numbers))
+
+    def fork(self) -> NoiseSource:
+        """Return what is recorded of the learner's own draws."""
+        if self.own is None:
+            raise ValueError("the learner draws numbers itself, but none are recorded: give `own`")
+        return self.own
 
 
 class _RecordedStream:

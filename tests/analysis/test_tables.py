@@ -240,7 +240,7 @@ def test_a_table_can_be_shown_without_running_what_it_lacks(tmp_path: Path, caps
 
 
 def test_options_that_may_change_are_given_anew_on_resuming(tmp_path: Path) -> None:
-    options = {"machine.threads": 4, "data.directory": "images", "learner.checkpoint_steps": True, "seed": 0}
+    options = {"machine.threads": 4, "data.directory": "images", "learner.gradient_checkpointing": True, "seed": 0}
     job = made(tmp_path, **options)[0]
     job.folder.mkdir(parents=True)
     write_config(job.folder, load_recipe(job.recipe))
@@ -249,7 +249,7 @@ def test_options_that_may_change_are_given_anew_on_resuming(tmp_path: Path) -> N
     given = dict(zip(train[1::2], train[2::2], strict=True))
     assert given["--machine.threads"] == "4"
     assert given["--data.directory"] == "images"
-    assert given["--learner.checkpoint_steps"] == "true"
+    assert given["--learner.gradient_checkpointing"] == "true"
     assert "--seed" not in given
 
 

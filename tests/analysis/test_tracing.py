@@ -24,12 +24,13 @@ def learner_of(network: nn.Module, perturbation: str, **options: bool) -> md.MAM
 def test_a_traced_query_pass_gives_the_logits_of_the_adapted_classifier(
     network: nn.Module, episode: md.Episode, perturbation: str, inductive: bool
 ) -> None:
-    learner = learner_of(network, perturbation, inductive=inductive)
+    learner = learner_of(network, perturbation)
     x, y = episode.support_x, episode.support_y
-    classify = learner.adapt(x, y, mc_samples=3, generator=SeededNoise(1))
+    classify = learner.adapt(x, y, inductive=inductive, mc_samples=3, generator=SeededNoise(1))
     weights = learner.adapted_weights(x, y, mc_samples=3, generator=SeededNoise(1))
     probe = Probe(learner)
-    trace = probe(weights, episode.query_x, normalisation=probe.for_queries(weights, x))
+    normalisation = probe.for_queries(weights, x, inductive=inductive)
+    trace = probe(weights, episode.query_x, normalisation=normalisation)
     torch.testing.assert_close(trace.logits, classify(episode.query_x))
     head = f"network.{probe.found.head}"
     by_hand = nn.functional.linear(trace.features, weights[f"{head}.weight"], weights[f"{head}.bias"])

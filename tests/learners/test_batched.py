@@ -46,7 +46,8 @@ def assert_batched_equals_loop(learner: md.GradientLearner, episodes: Sequence[m
 @pytest.mark.parametrize("kind", LEARNERS)
 @pytest.mark.parametrize("perturbation", BATCHED)
 def test_equals_one_task_after_the_other(perturbation: str, kind: str, inductive: bool, conv4: md.Conv4) -> None:
-    assert_batched_equals_loop(make_learner(kind, perturbation, conv4, inductive=inductive))
+    episodes = [make_episode(seed=seed, inductive=inductive) for seed in range(3)]
+    assert_batched_equals_loop(make_learner(kind, perturbation, conv4), episodes)
 
 
 @pytest.mark.parametrize("inductive", [False, True], ids=["transductive", "inductive"])
@@ -54,12 +55,13 @@ def test_equals_one_task_after_the_other(perturbation: str, kind: str, inductive
 def test_equals_one_task_after_the_other_on_every_network(
     perturbation: str, inductive: bool, network: nn.Module
 ) -> None:
-    assert_batched_equals_loop(make_learner("metasgd", perturbation, network, inductive=inductive))
+    episodes = [make_episode(seed=seed, inductive=inductive) for seed in range(3)]
+    assert_batched_equals_loop(make_learner("metasgd", perturbation, network), episodes)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"first_order": True}, {"norm_second_order": False}, {"checkpoint_steps": True}, {"steps": 0}],
+    [{"first_order": True}, {"norm_second_order": False}, {"gradient_checkpointing": True}, {"steps": 0}],
     ids=str,
 )
 def test_goes_with_the_learners_other_options(options: dict[str, Any], conv4: md.Conv4) -> None:

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from toys import UsersModel, make_episode, randomise
 
 import metadropout as md
-from metadropout.networks import Normalisation
 from metadropout.networks.functional import BATCH_NORMS
 from metadropout.perturbations import Pass
 
@@ -38,10 +37,10 @@ def groups(learner: md.GradientLearner) -> dict[str, list[str]]:
 @pytest.mark.parametrize("inductive", [False, True], ids=["transductive", "inductive"])
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_meta_gradient_equals_finite_differences(network: nn.Module, kind: str, inductive: bool) -> None:
-    episode = make_episode()
+    episode = make_episode(inductive=inductive)
     noise = md.MetaDropout(network).double()
     randomise(noise, seed=1)
-    learner = LEARNERS[kind](network, noise, inner_lr=0.01, steps=2, inductive=inductive).double()
+    learner = LEARNERS[kind](network, noise, inner_lr=0.01, steps=2).double()
     if kind == "metasgd":
         randomise(learner.step_sizes, scale=0.002, seed=2)
     source = md.SeededNoise(5)
@@ -71,7 +70,7 @@ def test_adaptation_changes_theta_only(conv4: md.Conv4, episode: md.Episode) -> 
     noise = md.MetaDropout(conv4).double()
     learner = md.MAML(conv4, noise)
     before = {name: p.detach().clone() for name, p in learner.named_parameters()}
-    weights = learner._inner_steps(
+    weights = learner.inner_steps(
         dict(before), episode.support_x, episode.support_y, md.SeededNoise(0), 1, differentiable=False
     )
     changed = {name for name in before if not torch.equal(before[name], weights[name])}
@@ -95,11 +94,11 @@ def test_query_pass_is_deterministic_and_support_passes_are_not(conv4: md.Conv4,
 
     def support(seed: int) -> torch.Tensor:
         this = Pass(dict(learner.perturbation.named_parameters()), [md.SeededNoise(seed).stream(0, 0)], support=True)
-        return learner._logits(weights, episode.support_x, this, Normalisation())
+        return learner.perturbed.run(weights, episode.support_x, this)
 
     assert torch.equal(support(0), support(0))
     assert not torch.allclose(support(0), support(1))
-    weights = learner._inner_steps(
+    weights = learner.inner_steps(
         dict(weights), episode.support_x, episode.support_y, md.SeededNoise(0), 1, differentiable=False
     )
     # The query pass by hand: every block multiplied by softplus(μ), the head clean.
@@ -129,7 +128,7 @@ def test_a_step_with_many_samples_is_the_mean_of_single_recorded_passes(
     def one_step(source: md.RecordedNoise, mc_samples: int) -> dict[str, torch.Tensor]:
         learner = md.MAML(conv4, noise, inner_lr=0.1, steps=1, images_per_pass=images_per_pass)
         weights = {name: p.detach() for name, p in learner.named_parameters()}
-        return learner._inner_steps(
+        return learner.inner_steps(
             weights, episode.support_x, episode.support_y, source, mc_samples, differentiable=False
         )
 
@@ -160,9 +159,10 @@ def test_fresh_noise_is_drawn_in_every_step(conv4: md.Conv4) -> None:
 
 def test_inductive_answers_do_not_depend_on_the_other_query_images(conv4: md.Conv4, episode: md.Episode) -> None:
     for inductive in (False, True):
-        learner = md.MAML(conv4, md.MetaDropout(conv4).double(), inductive=inductive)
-        assert learner.is_transductive is not inductive
-        classifier = learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
+        learner = md.MAML(conv4, md.MetaDropout(conv4).double())
+        classifier = learner.adapt(
+            episode.support_x, episode.support_y, inductive=inductive, generator=md.SeededNoise(0), mc_samples=1
+        )
         together = classifier(episode.query_x)
         one_by_one = torch.cat([classifier(x[None]) for x in episode.query_x])
         assert torch.allclose(together, one_by_one) is inductive
@@ -171,10 +171,13 @@ def test_inductive_answers_do_not_depend_on_the_other_query_images(conv4: md.Con
 def test_inductive_statistics_are_those_of_a_deterministic_support_pass_after_the_last_step(
     conv4: md.Conv4, episode: md.Episode
 ) -> None:
-    learner = md.MAML(conv4, md.MetaDropout(conv4).double(), inductive=True)
-    classifier = learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
-    transductive = md.MAML(conv4, learner.perturbation)
-    on_support = transductive.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0), mc_samples=1)
+    learner = md.MAML(conv4, md.MetaDropout(conv4).double())
+    classifier, on_support = (
+        learner.adapt(
+            episode.support_x, episode.support_y, inductive=inductive, generator=md.SeededNoise(0), mc_samples=1
+        )
+        for inductive in (True, False)
+    )
     torch.testing.assert_close(classifier(episode.support_x), on_support(episode.support_x))
 
 
@@ -187,10 +190,10 @@ def test_first_order_maml_is_the_gradient_at_the_adapted_weights(conv4: md.Conv4
     learner = md.MAML(conv4, first_order=True, inner_lr=0.1, steps=2)
     gradients = learner.task_gradient(episode).gradients
     weights = {name: p.detach() for name, p in learner.named_parameters()}
-    weights = learner._inner_steps(weights, episode.support_x, episode.support_y, None, 1, differentiable=False)
+    weights = learner.inner_steps(weights, episode.support_x, episode.support_y, None, 1, differentiable=False)
     weights = {name: w.requires_grad_() for name, w in weights.items()}
     loss = nn.functional.cross_entropy(
-        learner._classifier(weights, episode.support_x)(episode.query_x), episode.query_y
+        learner.classifier(weights, episode.support_x, inductive=False)(episode.query_x), episode.query_y
     )
     for name, expected in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
         torch.testing.assert_close(gradients[name], expected)

@@ -12,10 +12,10 @@ import metadropout as md
 from metadropout.config import parse_config
 from metadropout.data import EpisodeSampler, open_dataset
 from metadropout.errors import ConfigError
-from metadropout.ops import precision
 from metadropout.networks.functional import FunctionalNetwork
 from metadropout.networks.layers import apply_layer
 from metadropout.noise import SeededNoise
+from metadropout.ops import precision
 
 
 @pytest.fixture(params=["units", "no units"])

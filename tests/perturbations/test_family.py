@@ -222,7 +222,7 @@ def test_only_what_says_so_is_adapted(name: str, conv4: md.Conv4) -> None:
     learner = md.MAML(conv4, perturbation, inner_lr=0.1, steps=2)
     before = {n: p.detach() for n, p in learner.named_parameters()}
     source = md.SeededNoise(0) if perturbation.random else None
-    after = learner._inner_steps(dict(before), episode.support_x, episode.support_y, source, 1, differentiable=False)
+    after = learner.inner_steps(dict(before), episode.support_x, episode.support_y, source, 1, differentiable=False)
     own = {n for n in before if n.startswith("perturbation.")}
     changed = {n for n in own if not torch.equal(before[n], after[n])}
     assert changed == (own if name in ("more-parameters", "vib", "information-dropout") else set())
@@ -244,9 +244,7 @@ def test_a_step_with_many_samples_is_the_mean_of_single_ones(name: str, conv4: m
 
     def one_step(source: Any, samples: int) -> dict[str, Tensor]:
         weights = {n: p.detach() for n, p in learner.named_parameters()}
-        return learner._inner_steps(
-            weights, episode.support_x, episode.support_y, source, samples, differentiable=False
-        )
+        return learner.inner_steps(weights, episode.support_x, episode.support_y, source, samples, differentiable=False)
 
     together, singles = one_step(md.SeededNoise(0), 3), [one_step(Only(s), 1) for s in range(3)]
     for n in learner.adapted_names:

@@ -281,7 +281,11 @@ def test_runs_on_other_tasks_are_refused_with_the_difference(
     trained: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = trained / "metadropout"
-    for section, option, value in (("episode", "shot", 2), ("data", "test_classes", 5), ("learner", "inductive", True)):
+    for section, option, value in (
+        ("episode", "shot", 2),
+        ("data", "test_classes", 5),
+        ("episode", "protocol", "inductive"),
+    ):
         other = Path(shutil.copytree(run, tmp_path / option))
         change(section, option, value)(other)
         assert attack([first, other], tmp_path / "out") == 1

@@ -331,11 +331,17 @@ def test_steps_may_be_recomputed_from_the_start_or_after_resuming(recipe: Path, 
     kept, recomputed = tmp_path / "kept", tmp_path / "recomputed"
     options = ["--training.iterations", "2", "--training.log_every", "1"]
     assert main(["train", str(recipe), "--out", str(kept), *options]) == 0
-    assert main(["train", str(recipe), "--out", str(recomputed), *options, "--checkpoint-steps"]) == 0
-    assert open_run(recomputed).config.learner["checkpoint_steps"] is True
+    assert (
+        main(["train", str(recipe), "--out", str(recomputed), *options, "--learner.gradient_checkpointing", "true"])
+        == 0
+    )
+    assert open_run(recomputed).config.learner["gradient_checkpointing"] is True
     assert losses(recomputed) == pytest.approx(losses(kept), rel=1e-4)
-    assert main(["train", "--resume", str(kept), "--training.iterations", "3", "--checkpoint-steps"]) == 0
-    assert open_run(kept).config.learner["checkpoint_steps"] is True
+    assert (
+        main(["train", "--resume", str(kept), "--training.iterations", "3", "--learner.gradient_checkpointing", "true"])
+        == 0
+    )
+    assert open_run(kept).config.learner["gradient_checkpointing"] is True
 
 
 def test_tasks_may_be_batched(recipe: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from metadropout.analysis.plots import Difference, Panel, plot_differences
 from metadropout.config import MAY_CHANGE, Config, as_text
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.evaluation import Evaluation, TestRecord
-from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.learners.base import TEST_SAMPLES
 from metadropout.perturbations import PERTURBATIONS
 from metadropout.recipes import Table, load_recipe
 from metadropout.runs.folder import open_run

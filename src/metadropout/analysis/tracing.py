@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from metadropout.learners import GradientLearner, Learner
-from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation
+from metadropout.networks.functional import Normalisation
 from metadropout.networks.layers import PerturbableLayers, find_activations, find_layers
 from metadropout.noise import NoiseSource, NoiseStream
-from metadropout.perturbations import Pass, Perturbation
+from metadropout.perturbations import Perturbation, PerturbedNetwork
 from metadropout.perturbations.layers import LayerPerturbation
 
 Weights = Mapping[str, Tensor]
@@ -68,9 +68,10 @@ class Probe:
     def __init__(self, learner: GradientLearner) -> None:
         self.learner, self.found = learner, layers_of(learner)
         self._activations = find_activations(learner.network)
-        perturbation = learner.perturbation
-        outputs = dict.fromkeys((*self.found.hidden, self.found.head, *self._activations, *perturbation.sites))
-        self._function = FunctionalNetwork(learner.network, outputs, perturbation.input_sites, learner.precision)
+        watched = (*self.found.hidden, self.found.head, *self._activations)
+        self._perturbed = PerturbedNetwork(
+            learner.network, learner.perturbation, precision=learner.precision, watched=watched
+        )
 
     @torch.no_grad()
     def __call__(
@@ -90,18 +91,14 @@ class Probe:
             normalisation: whose statistics to use; the batch's own by default.
         """
         perturbation = self.learner.perturbation
-        own = {n.removeprefix("perturbation."): w for n, w in weights.items() if n.startswith("perturbation.")}
-        theta = {n.removeprefix("network."): w for n, w in weights.items() if n.startswith("network.")}
-        streams = () if stream is None else (stream,)
-        this = Pass(own, streams, support=stream is not None, precision=self.learner.precision)
-        deterministic = Pass(own, precision=self.learner.precision)
+        deterministic = self._perturbed.query_pass(weights)
+        this = deterministic if stream is None else self._perturbed.support_pass(weights, (stream,))
         listed = {*self.found.hidden, self.found.head}
         layers: dict[str, LayerTrace] = {}
         newest: list[str] = []  # the layer whose ReLU has not run yet
 
-        def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
+        def watch(name: str, h: Tensor, f: Tensor, result: Tensor) -> None:
             acts = name in perturbation.sites
-            result = perturbation.after(name, h, f, this) if acts else f
             if name in listed:
                 factor, undisturbed = None, result
                 if acts and perturbation.multiplicative and name != self.found.head:
@@ -117,24 +114,18 @@ class Probe:
                     undisturbed = perturbation.after(name, h, f, deterministic)
                     layer = replace(layer, perturbed=result, undisturbed=undisturbed)
                 layers[newest.pop()] = layer
-            return result
 
-        def on_input(name: str, h: Tensor) -> Tensor:
-            return perturbation.before(name, h, this)
-
-        self._function(perturbation.change_weights(theta, this), x, on_output, normalisation, on_input)
+        self._perturbed.run(weights, x, this, normalisation, watch)
         if self.found.head not in layers:
             raise ValueError(f"'{self.found.head}' did not run as a module, so the last features cannot be seen")
         head = layers.pop(self.found.head)
         return Trace(layers, head)
 
-    def for_queries(self, weights: Weights, support_x: Tensor) -> Normalisation:
-        """Return the normalisation of query images: by the support images' statistics if the learner is inductive."""
-        if not self.learner.inductive:
+    def for_queries(self, weights: Weights, support_x: Tensor, *, inductive: bool) -> Normalisation:
+        """Return the normalisation of query images: in the inductive protocol by the support images' statistics."""
+        if not inductive:
             return Normalisation()
-        statistics: LayerStatistics = {}
-        self(weights, support_x, normalisation=Normalisation(collected=statistics))
-        return Normalisation(given=statistics)
+        return Normalisation(given=self._perturbed.statistics(weights, support_x))
 
 
 def initial_weights(learner: Learner) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from metadropout.data import Splits
 from metadropout.data.locks import exclusive
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.files import write_atomically
-from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.learners.base import TEST_SAMPLES
 from metadropout.robustness.attacks import NORMS, Norm
 from metadropout.robustness.curves import COLOUR_RADII, GREY_RADII, Attack, Curves, Target, common_ladders
 from metadropout.runs.folder import Run
@@ -145,9 +145,9 @@ def open_runs(folders: Sequence[Path], overrides: Mapping[str, Any], *, inductiv
     runs = [open_for_testing(folder, overrides) for folder in folders]
     if inductive:
         for run in runs:
-            if not run.config.learner["inductive"]:
+            if run.config.episode.protocol != "inductive":
                 print(f"{run.folder.name}: was trained transductively, and is tested inductively", file=sys.stderr)
-        forced = {"learner.inductive": True}
+        forced = {"episode.protocol": "inductive"}
         runs = [Run(run.folder, parse_config(run.config.to_dict(), forced)) for run in runs]
     first = task_options(runs[0].config)
     for run in runs[1:]:

@@ -14,7 +14,7 @@ from metadropout.data import EpisodeSampler, SavedEpisodes, load_episodes, save_
 from metadropout.errors import ConfigError, DataError, MetadropoutError
 from metadropout.evaluation import Evaluation, evaluate
 from metadropout.files import write_atomically
-from metadropout.learners.gradient import TEST_SAMPLES, GradientLearner
+from metadropout.learners.base import TEST_SAMPLES
 from metadropout.noise import mix_seed
 from metadropout.runs.folder import Run, open_run
 from metadropout.training.allocator import keep_freed_memory
@@ -128,7 +128,7 @@ def evaluate_run(
         "mean": result.mean,
         "interval_95": result.interval,
         "episodes": episodes,
-        "mc_samples": learner.samples_used(mc_samples) if isinstance(learner, GradientLearner) else mc_samples,
+        "mc_samples": learner.samples_used(mc_samples),
         "split": split,
         "state": state,
         "iteration": progress.iteration,
@@ -149,7 +149,7 @@ def _listed(path: Path, sampler: EpisodeSampler, episodes: int, world: World) ->
     if world.is_first and not path.exists():
         save_episodes(path, sampler, episodes)
     world.wait()
-    listed = load_episodes(path, sampler.images)
+    listed = load_episodes(path, sampler.images, inductive=sampler.inductive)
     if (listed.way, listed.shot, listed.query) != (sampler.way, sampler.shot, sampler.query):
         raise DataError(
             f"{path}: has {listed.way}-way {listed.shot}-shot episodes with {listed.query} queries, but the run was "

@@ -42,9 +42,6 @@ def register(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="folder for the new run")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="folder of a run to go on with")
     parser.add_argument("--seed", type=int, help="seed of everything random in the run")
-    parser.add_argument(
-        "--checkpoint-steps", action="store_true", help="less memory, more time: --learner.checkpoint_steps true"
-    )
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 
@@ -71,8 +68,6 @@ def make_or_reopen(namespace: argparse.Namespace) -> Run:
     overrides = dict(namespace.overrides)
     if namespace.seed is not None:
         overrides["seed"] = namespace.seed
-    if namespace.checkpoint_steps:
-        overrides["learner.checkpoint_steps"] = True
     if namespace.resume is not None:
         if namespace.recipe or namespace.out:
             raise ConfigError("--resume takes the recipe and the folder from the run: give neither RECIPE nor --out")

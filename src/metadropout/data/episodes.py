@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,12 @@ class Episode:
     query_x: Tensor
     """Shape (way * query, channels, height, width)."""
     query_y: Tensor
+    inductive: bool = field(default=False, kw_only=True)
+    """Whether each query image is to be answered by itself; otherwise they may be normalised together."""
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return support images and labels, query images and labels."""
+        return self.support_x, self.support_y, self.query_x, self.query_y
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Episode:
         """Return the episode on a device, its images as floats in [0, 1] of the given type.
@@ -42,16 +48,12 @@ class Episode:
             self.support_y.to(device, non_blocking=background),
             _to_float(self.query_x.to(device, non_blocking=background), dtype),
             self.query_y.to(device, non_blocking=background),
+            inductive=self.inductive,
         )
 
     def pin_memory(self) -> Episode:
         """Return a copy in page-locked memory, from which `to` copies to a GPU without making anyone wait."""
-        return Episode(
-            self.support_x.pin_memory(),
-            self.support_y.pin_memory(),
-            self.query_x.pin_memory(),
-            self.query_y.pin_memory(),
-        )
+        return Episode(*(tensor.pin_memory() for tensor in self.tensors()), inductive=self.inductive)
 
 
 class EpisodeIndices(NamedTuple):
@@ -64,9 +66,20 @@ class EpisodeIndices(NamedTuple):
 
 
 class EpisodeSampler:
-    """Draws episodes from an image set; the same (seed, iteration, task) gives the same episode anywhere."""
+    """Draws episodes from an image set; the same (seed, iteration, task) gives the same episode anywhere.
 
-    def __init__(self, images: ImageSet, *, way: int, shot: int, query: int, seed: int) -> None:
+    Args:
+        images: classes to draw from.
+        way: classes in an episode.
+        shot: support images per class.
+        query: query images per class.
+        seed: seed of all draws.
+        inductive: the protocol of the episodes: whether each query image is to be answered by itself.
+    """
+
+    def __init__(
+        self, images: ImageSet, *, way: int, shot: int, query: int, seed: int, inductive: bool = False
+    ) -> None:
         for name, value in (("way", way), ("shot", shot), ("query", query)):
             if value < 1:
                 raise DataError(f"episode.{name} is {value}; it has to be at least 1")
@@ -83,6 +96,7 @@ class EpisodeSampler:
                 f"of class '{images.class_names[smallest]}'; lower episode.shot or episode.query"
             )
         self.images, self.way, self.shot, self.query, self.seed = images, way, shot, query, seed
+        self.inductive = inductive
         self._key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
 
     def __call__(self, iteration: int, task: int) -> Episode:
@@ -91,7 +105,7 @@ class EpisodeSampler:
 
     def raw(self, iteration: int, task: int) -> Episode:
         """Return the same episode with images as bytes: a quarter to copy, made floats by `Episode.to`."""
-        return assemble(self.images, self.indices(iteration, task), self.shot)
+        return assemble(self.images, self.indices(iteration, task), self.shot, inductive=self.inductive)
 
     def indices(self, iteration: int, task: int) -> EpisodeIndices:
         """Draw the classes, their order, and the images of one task, without looking at any image."""
@@ -113,13 +127,14 @@ class EpisodeSampler:
         return EpisodeIndices(classes, numbers.argsort(axis=1)[:, :wanted])
 
 
-def assemble(images: ImageSet, indices: EpisodeIndices, shot: int) -> Episode:
+def assemble(images: ImageSet, indices: EpisodeIndices, shot: int, *, inductive: bool = False) -> Episode:
     """Gather the images of an episode, as bytes.
 
     Args:
         images: the set that the indices were drawn from.
         indices: which of them.
         shot: how many of each class are support images; the others are query images.
+        inductive: the episode's protocol.
     """
     way, per_class = indices.images.shape
     support = way * shot
@@ -128,7 +143,7 @@ def assemble(images: ImageSet, indices: EpisodeIndices, shot: int) -> Episode:
     labels = np.concatenate([np.repeat(np.arange(way), shot), np.repeat(np.arange(way), per_class - shot)])
     x = torch.from_numpy(images.gather(indices.classes[labels], chosen))  # (way * (shot + query), C, H, W)
     y = torch.from_numpy(labels)
-    return Episode(x[:support], y[:support], x[support:], y[support:])
+    return Episode(x[:support], y[:support], x[support:], y[support:], inductive=inductive)
 
 
 def _to_float(images: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -21,8 +21,10 @@ FORMAT = "metadropout-episodes-1"
 class SavedEpisodes:
     """A fixed list of episodes of one image set; called like a sampler, it takes the task's number as the place."""
 
-    def __init__(self, images: ImageSet, indices: Sequence[EpisodeIndices], *, shot: int) -> None:
-        self.images, self.shot = images, shot
+    def __init__(
+        self, images: ImageSet, indices: Sequence[EpisodeIndices], *, shot: int, inductive: bool = False
+    ) -> None:
+        self.images, self.shot, self.inductive = images, shot, inductive
         self._indices = list(indices)
         self.way, per_class = self._indices[0].images.shape
         self.query = per_class - shot
@@ -41,7 +43,7 @@ class SavedEpisodes:
 
     def raw(self, iteration: int, task: int) -> Episode:
         """Return the same episode with images as bytes; see `EpisodeSampler.raw`."""
-        return assemble(self.images, self.indices(iteration, task), self.shot)
+        return assemble(self.images, self.indices(iteration, task), self.shot, inductive=self.inductive)
 
     def indices(self, iteration: int, task: int) -> EpisodeIndices:
         """Return which images make an episode."""
@@ -76,12 +78,13 @@ def save_episodes(path: Path | str, sampler: EpisodeSampler, count: int, *, iter
         raise DataError(f"cannot write the episode list {path}: {error.strerror or error}") from error
 
 
-def load_episodes(path: Path | str, images: ImageSet) -> SavedEpisodes:
+def load_episodes(path: Path | str, images: ImageSet, *, inductive: bool = False) -> SavedEpisodes:
     """Read a list of episodes.
 
     Args:
         path: a file written by `save_episodes`.
         images: the image set (the split) that it was drawn from.
+        inductive: the protocol of the episodes, which the list leaves open.
 
     Raises:
         DataError: if the file is damaged, or was drawn from other images.
@@ -106,7 +109,7 @@ def load_episodes(path: Path | str, images: ImageSet) -> SavedEpisodes:
         EpisodeIndices(np.asarray(item["classes"], dtype=np.int64), np.asarray(item["images"], dtype=np.int64))
         for item in body["episodes"]
     ]
-    return SavedEpisodes(images, indices, shot=body["shot"])
+    return SavedEpisodes(images, indices, shot=body["shot"], inductive=inductive)
 
 
 def _checksum(body: dict[str, Any]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from metadropout.noise import NoiseSource
 Classifier = Callable[[Tensor], Tensor]
 """An adapted model: images of shape (n, channels, height, width) → logits of shape (n, way)."""
 
+TEST_SAMPLES = 30
+"""Noise samples per inner step in meta-testing, as in the paper."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -22,6 +26,8 @@ class Outcome:
 
     loss: Tensor
     logits: Tensor
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """What the task makes of the learner's buffers, by name: running averages, say."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +38,22 @@ class TaskGradient:
     """By the learner's parameter names; the optimiser descends along their mean over tasks."""
     loss: Tensor
     accuracy: Tensor
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """New values of buffers, by name; `Learner.next_buffer` makes one of those of all tasks."""
 
 
 class Learner(nn.Module, ABC):
     """A few-shot learner; its parameters, by `named_parameters()`, are what meta-training trains.
 
     A new learner says how it adapts to support images (`adapt`) and how a whole task goes in meta-training (`forward`).
-    One that is not trained by the gradient of a query loss also overrides `task_gradient`.
+    One that is not trained by the gradient of a query loss also overrides `task_gradient`. The keyword-only arguments
+    of its constructor are its options in recipes and on the command line.
     """
 
-    is_transductive: bool
-    """Whether the answer for one query image depends on the others in its batch."""
+    network_gives: ClassVar[Literal["logits", "features"]] = "logits"
+    """Whether its network ends with a head that gives logits, or without one, with features."""
+    tasks_in_order: ClassVar[bool] = False
+    """Whether a task depends on the tasks before it, so that a meta-batch is computed in order, by one thread."""
 
     @abstractmethod
     def forward(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Outcome:
@@ -54,6 +65,7 @@ class Learner(nn.Module, ABC):
         x: Tensor,
         y: Tensor,
         *,
+        inductive: bool = False,
         mc_samples: int | None = None,
         generator: torch.Generator | NoiseSource | None = None,
     ) -> Classifier:
@@ -62,7 +74,9 @@ class Learner(nn.Module, ABC):
         Args:
             x: support images, shape (n, channels, height, width).
             y: their labels, shape (n,).
-            mc_samples: noise samples averaged in each inner step; None means the learner's choice for testing.
+            inductive: answer for each query image by itself. Otherwise the images of a batch may be normalised
+                together (transductive), as MAML and the paper do. A learner without the notion ignores it.
+            mc_samples: noise samples to average over; None means the learner's choice for testing.
             generator: source of all randomness; required where there is any.
         """
 
@@ -81,6 +95,7 @@ class Learner(nn.Module, ABC):
             dict(zip(names, gradients, strict=True)),
             outcome.loss.detach(),
             accuracy(outcome.logits.detach(), episode.query_y),
+            outcome.buffers,
         )
 
     def task_gradients(
@@ -90,6 +105,24 @@ class Learner(nn.Module, ABC):
         pairs = zip(episodes, generators, strict=True)
         return [self.task_gradient(episode, generator=generator) for episode, generator in pairs]
 
+    def next_buffer(self, name: str, values: Tensor) -> Tensor:
+        """Return a buffer's value after an outer step, from what the tasks made of it; by default their mean.
+
+        Args:
+            name: the buffer's name.
+            values: one per task, in their order, shape (tasks, ...).
+        """
+        return values.mean(dim=0)
+
+    def samples_used(self, asked: int | None = None) -> int:
+        """Return how many noise samples it takes if that many are asked for: one where all would be alike.
+
+        Args:
+            asked: None means the learner's choice for testing.
+        """
+        check_samples(1 if asked is None else asked)
+        return 1
+
     def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
         """Say why a task gave a loss or gradient that is not a finite number."""
         return "the loss or its gradient is not a finite number"
@@ -98,3 +131,10 @@ class Learner(nn.Module, ABC):
 def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the fraction of images whose largest logit is their label's."""
     return (logits.argmax(dim=1) == labels).float().mean()
+
+
+def check_samples(asked: int) -> int:
+    """Return a number of noise samples, which must be at least 1."""
+    if asked < 1:
+        raise ValueError(f"mc_samples is {asked}; it must be at least 1")
+    return asked

@@ -33,8 +33,8 @@ def one_task(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def can_be_stacked(episodes: Sequence[Episode]) -> bool:
     """Say whether there are several tasks, alike in shape."""
-    shapes = {tuple(tensor.shape for tensor in vars(episode).values()) for episode in episodes}
-    return len(episodes) > 1 and len(shapes) == 1
+    kinds = {(episode.inductive, *(tensor.shape for tensor in episode.tensors())) for episode in episodes}
+    return len(episodes) > 1 and len(kinds) == 1
 
 
 def stacked_task_gradients(
@@ -47,15 +47,16 @@ def stacked_task_gradients(
         episodes: tasks of equal shapes.
         noises: a source for each task; all None where nothing is random.
     """
-    stacked = Episode(*(torch.stack(tensors) for tensors in zip(*(vars(e).values() for e in episodes), strict=True)))
+    tensors = [torch.stack(tensors) for tensors in zip(*(e.tensors() for e in episodes), strict=True)]
+    stacked = Episode(*tensors, inductive=episodes[0].inductive)
     # Every task gets parameters of its own, equal in value, so that their gradients come out one by one.
     weights = {
         name: p.detach().expand(len(episodes), *p.shape).requires_grad_(p.requires_grad)  # (tasks, ...)
-        for name, p in learner.named_parameters()
+        for name, p in learner.initial_weights().items()
     }
     tasks = _Tasks(noises, stacked.query_x.device)
     try:
-        outcome = learner.learn(weights, stacked, tasks if learner.perturbation.random else None, tasks.over)
+        outcome = learner.learn(weights, stacked, tasks if all(noises) else None, tasks.over)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -63,7 +64,7 @@ def stacked_task_gradients(
             f"{type(learner.network).__name__} with {type(learner.perturbation).__name__} cannot run several tasks at "
             f"once, so run them one by one (--machine.tasks loop): {str(error).splitlines()[0]}"
         ) from error
-    wanted = {name: weight for name, weight in weights.items() if weight.requires_grad}
+    wanted = {name: weights[name] for name, p in learner.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(outcome.loss.sum(), list(wanted.values()), materialize_grads=True)
     losses, logits = outcome.loss.detach(), outcome.logits.detach()
     return [
@@ -81,14 +82,14 @@ class _Tasks:
 
     def __init__(self, noises: Sequence[NoiseSource | None], device: torch.device) -> None:
         self.noises, self.numbers = noises, torch.arange(len(noises), device=device)
-        self._current = self.numbers
+        self.current = self.numbers
         """Inside of `over` the number of the task being run: to the function a single one, to `vmap` all of them."""
 
     def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Lift a function of one task's tensors."""
 
         def of_one(task: Tensor, arguments: tuple[Any, ...]) -> Any:
-            self._current = task
+            self.current = task
             return function(*arguments)
 
         # "same": what is drawn inside is drawn as it stands there; each task then picks its own part of it.
@@ -97,8 +98,24 @@ class _Tasks:
 
     def stream(self, step: int, sample: int) -> _StackedStream:
         """Return the draws of one pass; asked for in the pass, and so inside of `over`."""
-        streams = [noise.stream(step, sample) for noise in self.noises if noise is not None]
-        return _StackedStream(streams, self._current)
+        return _StackedNoise(self, [noise for noise in self.noises if noise is not None]).stream(step, sample)
+
+    def fork(self) -> _StackedNoise:
+        """Return the tasks' sources for what the learner draws itself."""
+        return _StackedNoise(self, [noise.fork() for noise in self.noises if noise is not None])
+
+
+class _StackedNoise:
+    """The sources of several tasks as one."""
+
+    def __init__(self, tasks: _Tasks, noises: Sequence[NoiseSource]) -> None:
+        self._tasks, self._noises = tasks, noises
+
+    def stream(self, step: int, sample: int) -> _StackedStream:
+        return _StackedStream([noise.stream(step, sample) for noise in self._noises], self._tasks.current)
+
+    def fork(self) -> _StackedNoise:
+        return _StackedNoise(self._tasks, [noise.fork() for noise in self._noises])
 
 
 class _StackedStream:

@@ -1,7 +1,10 @@
 """Learners that adapt by gradient steps on the support loss: the inner loop that all of them share.
 
-The path of one task, top to bottom: `forward` → `_inner_steps` → `_step` → `_support_gradient` → `_logits` (a support
-pass with noise) → `update` → `_query_loss` → `_classifier` → `_logits` (the query pass, deterministic) → loss.
+The path of one task, top to bottom: `forward` → `learn` → `inner_steps` → `_step` → `support_gradient` → `support_loss`
+(a support pass with noise) → `inner_step` → `query_loss` → `classifier` (the query pass, deterministic) → loss.
+
+All tensors of a task are in one dictionary, `Weights`: the learner's parameters, tensors that each task starts anew,
+and the state of the inner optimiser. So gradient checkpointing and batches of tasks treat all of them alike.
 
 The same path runs for several tasks at once (`batched.py`): all tensors then have a leading task axis, and whatever is
 said here of one task is lifted over that axis by `over_tasks`.
@@ -19,19 +22,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from metadropout.data import Episode
-from metadropout.learners.base import Classifier, Learner, Outcome, TaskGradient
+from metadropout.learners.base import TEST_SAMPLES, Classifier, Learner, Outcome, TaskGradient, check_samples
 from metadropout.learners.batched import OverTasks, can_be_stacked, one_task, stacked_task_gradients
-from metadropout.learners.recomputation import recomputed
-from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation, weight_names
-from metadropout.noise import NoiseSource, NoiseStream, as_noise_source
+from metadropout.learners.checkpointing import recomputed
+from metadropout.networks.functional import weight_names
+from metadropout.noise import NoiseSource, as_noise_source
 from metadropout.ops.precision import Precision
-from metadropout.perturbations import NoPerturbation, Pass, Perturbation
+from metadropout.perturbations import NoPerturbation, Perturbation, PerturbedNetwork
+from metadropout.perturbations.base import Weights
 
-Weights = dict[str, Tensor]
-"""All parameters of a learner by name; the adapted ones among them change from step to step."""
-
-TEST_SAMPLES = 30
-"""Noise samples per inner step in meta-testing, as in the paper."""
+STATE = "state."
+"""How the names of the inner optimiser's state begin."""
 
 
 class GradientLearner(Learner):
@@ -44,18 +45,21 @@ class GradientLearner(Learner):
         perturbation: what perturbs it on support images; nothing by default.
         inner_lr: step size of the inner steps.
         steps: number of inner steps.
+        test_steps: number of inner steps in testing; as many as in training by default.
         first_order: leave the derivative of the inner gradients out: faster, less exact.
-        norm_second_order: false takes the gradients that come back through batch normalisations for constants when
+        norm_second_order: false treats the gradients that come back through batch normalisations as constants when
             inner gradients are differentiated: no part of the method, but what the authors' program does in effect.
-        inductive: normalise query images one by one with statistics of the support images, not with those of
-            the query batch (transductive, as MAML and the paper do).
         adapted: names of the network's parameters that the inner steps change; by default all but normalisation's.
+            Buffers can be named, too: each task starts with their values, which are not meta-learned.
         images_per_pass: most images in one support pass; more Monte-Carlo samples than fit are run in turn.
         precision: "bf16" rounds what convolutions multiply to bfloat16; statistics, losses, inner steps and weights
             stay in float32.
-        checkpoint_steps: keep no graph of inner steps but take each again in the backward pass: the same gradients in
-            much less memory, for about a third more time.
+        gradient_checkpointing: keep no graph of inner steps but take each again in the backward pass: the same
+            gradients in much less memory, for about a third more time.
     """
+
+    is_random: bool = False
+    """Whether it draws numbers itself, beside the perturbation's."""
 
     def __init__(
         self,
@@ -64,13 +68,13 @@ class GradientLearner(Learner):
         *,
         inner_lr: float = 0.1,
         steps: int = 5,
+        test_steps: int | None = None,
         first_order: bool = False,
         norm_second_order: bool = True,
-        inductive: bool = False,
         adapted: Sequence[str] | None = None,
         images_per_pass: int = 256,
         precision: Precision = "full",
-        checkpoint_steps: bool = False,
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         self.network = network
@@ -80,23 +84,20 @@ class GradientLearner(Learner):
                 f"first_order cannot be used with {type(self.perturbation).__name__}: "
                 f"{self.perturbation.needs_second_order}"
             )
-        if first_order and checkpoint_steps:
-            raise ValueError("checkpoint_steps is of no use with first_order, which keeps no graph of inner steps")
-        if steps < 0 or images_per_pass < 1 or math.isnan(inner_lr):
+        if first_order and gradient_checkpointing:
+            raise ValueError("gradient_checkpointing is of no use with first_order, which keeps no graph of the steps")
+        if min(steps, test_steps or 0) < 0 or images_per_pass < 1 or math.isnan(inner_lr):
             raise ValueError(
-                f"steps ({steps}) must be at least 0, images_per_pass ({images_per_pass}) at least 1, "
-                f"and inner_lr ({inner_lr}) a number"
+                f"steps ({steps}) and test_steps ({test_steps}) must be at least 0, images_per_pass "
+                f"({images_per_pass}) at least 1, and inner_lr ({inner_lr}) a number"
             )
-        self.inner_lr, self.steps = inner_lr, steps
-        self.first_order, self.inductive, self.images_per_pass = first_order, inductive, images_per_pass
+        self.inner_lr, self.steps, self.test_steps = inner_lr, steps, test_steps
+        self.first_order, self.images_per_pass = first_order, images_per_pass
         self.precision: Precision = precision
-        self.checkpoint_steps = checkpoint_steps
-        self._function = FunctionalNetwork(
-            network, self.perturbation.sites, self.perturbation.input_sites, precision, norm_second_order
+        self.gradient_checkpointing = gradient_checkpointing
+        self.perturbed = PerturbedNetwork(
+            network, self.perturbation, precision=precision, norm_second_order=norm_second_order
         )
-        if self.perturbation.support_only:  # layers that nothing acts on can be run together
-            self._unperturbed = FunctionalNetwork(network, (), (), precision, norm_second_order)
-        self._calls_checked = False
         self.adapted_names = self._names_to_adapt(adapted)
         if not self.adapted_names:
             raise ValueError("there is nothing to adapt: no parameter is listed, or all are frozen")
@@ -105,24 +106,36 @@ class GradientLearner(Learner):
     def add_meta_parameters(self) -> None:
         """Make the learner's own meta-learned parameters; called last in the constructor, does nothing by default."""
 
-    @property
-    def is_transductive(self) -> bool:  # type: ignore[override]
-        """Whether query images are normalised together."""
-        return not self.inductive
+    # What a learner says of its inner optimiser: two functions of tensors, and a state that is a dictionary of them.
 
-    @abstractmethod
-    def update(self, name: str, gradient: Tensor, weights: Weights) -> Tensor:
-        """Return a weight after one inner step.
+    def inner_init(self, weights: Weights, noise: NoiseSource | None) -> Weights:
+        """Return the inner optimiser's state at the start of a task, by names of its choice; by default none.
 
         Args:
-            name: the weight's name among the learner's parameters.
-            gradient: the support loss's gradient at the weight's value before the step.
-            weights: all parameters of the learner before the step; to be used in place of its attributes, because a
-                learner may hold several values of each.
+            weights: all tensors of the task before the first step.
+            noise: for draws that belong to the task and not to a pass: `noise.fork()`.
+        """
+        return {}
+
+    @abstractmethod
+    def inner_step(
+        self, weights: Weights, gradients: Weights, *, loss: Tensor, state: Weights, step: int
+    ) -> tuple[Weights, Weights]:
+        """Return the adapted weights and the state after one inner step.
+
+        Args:
+            weights: all tensors of the task before the step; to be used in place of the learner's attributes, because
+                a learner may hold several values of each.
+            gradients: the support loss's gradients at the adapted weights, by name.
+            loss: the support loss there.
+            state: the inner optimiser's state.
+            step: number of the step, from 0.
         """
 
+    # The path of a task.
+
     def forward(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Outcome:
-        return self.learn(dict(self.named_parameters()), episode, self._noise_from(generator))
+        return self.learn(self.initial_weights(), episode, self.noise_from(generator))
 
     def learn(
         self, weights: Weights, episode: Episode, noise: NoiseSource | None, over_tasks: OverTasks = one_task
@@ -130,14 +143,18 @@ class GradientLearner(Learner):
         """Return how the task goes from the given weights, differentiable in all of them.
 
         Args:
-            weights: all parameters of the learner.
+            weights: all parameters of the learner, and what each task starts anew.
             episode: the task; of several tasks, each tensor stacked.
             noise: source of all randomness.
             over_tasks: turns a function of one task into one of as many tasks as are stacked.
         """
         x, y = episode.support_x, episode.support_y
-        weights = self._inner_steps(weights, x, y, noise, 1, differentiable=True, over_tasks=over_tasks)
-        loss, logits = over_tasks(self._query_loss)(weights, x, episode.query_x, episode.query_y)
+        weights = self.inner_steps(weights, x, y, noise, 1, differentiable=True, over_tasks=over_tasks)
+
+        def loss_of(weights: Weights, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+            return self.query_loss(weights, Episode(*tensors, inductive=episode.inductive), noise)
+
+        loss, logits = over_tasks(loss_of)(weights, *episode.tensors())
         return Outcome(loss, logits)
 
     def task_gradients(
@@ -146,19 +163,21 @@ class GradientLearner(Learner):
         """Run all tasks as one, side by side, where they and the perturbation allow it, and one by one otherwise."""
         if not (self.perturbation.tasks_share_a_batch and can_be_stacked(episodes)):
             return super().task_gradients(episodes, generators)
-        return stacked_task_gradients(self, episodes, [self._noise_from(generator) for generator in generators])
+        return stacked_task_gradients(self, episodes, [self.noise_from(generator) for generator in generators])
 
     def adapt(
         self,
         x: Tensor,
         y: Tensor,
         *,
+        inductive: bool = False,
         mc_samples: int | None = None,
         generator: torch.Generator | NoiseSource | None = None,
     ) -> Classifier:
         with torch.inference_mode(False):
             x, y = (t.clone() if t.is_inference() else t for t in (x, y))
-            return self._classifier(self.adapted_weights(x, y, mc_samples=mc_samples, generator=generator), x)
+            weights = self.adapted_weights(x, y, mc_samples=mc_samples, generator=generator)
+            return self.classifier(weights, x, inductive=inductive)
 
     def adapted_weights(
         self,
@@ -169,48 +188,29 @@ class GradientLearner(Learner):
         generator: torch.Generator | NoiseSource | None = None,
     ) -> Weights:
         """Return all parameters after the inner steps, without a graph; arguments as for `adapt`."""
-        samples = self.samples_used(TEST_SAMPLES if mc_samples is None else mc_samples)
-        noise = self._noise_from(generator)
+        samples, noise = self.samples_used(mc_samples), self.noise_from(generator)
         # Copies, so that the adapted model stays what it is when training goes on.
-        weights = {name: p.detach().clone() for name, p in self.named_parameters()}
-        return self._inner_steps(weights, x, y, noise, samples, differentiable=False)
+        weights = {name: p.detach().clone() for name, p in self.initial_weights().items()}
+        return self.inner_steps(weights, x, y, noise, samples, differentiable=False, steps=self.test_steps)
 
-    def samples_used(self, mc_samples: int) -> int:
-        """Return how many noise samples an inner step takes if so many are asked for: one where all would be alike."""
-        if mc_samples < 1:
-            raise ValueError(f"mc_samples is {mc_samples}; it must be at least 1")
-        return mc_samples if self.perturbation.random else 1
+    def samples_used(self, asked: int | None = None) -> int:
+        asked = check_samples(TEST_SAMPLES if asked is None else asked)
+        return asked if self.perturbation.random or self.is_random else 1
 
-    def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
-        """Take the inner steps again, one by one, until something is not finite."""
-        noise = self._noise_from(generator)
-        weights = {name: p.detach() for name, p in self.named_parameters()}
-        for name, weight in weights.items():
-            if not weight.isfinite().all():
-                return f"'{name}' is not finite at the start of the task: lower training.meta_lr"
-        x, y = episode.support_x, episode.support_y
-        if not (x.isfinite().all() and episode.query_x.isfinite().all()):
-            return "an image has values that are not finite: check the data set"
-        for step in range(self.steps):
-            weights |= {name: weights[name].requires_grad_() for name in self.adapted_names}
-            gradients = self._support_gradient(weights, x, y, step, noise, 1, differentiable=False)
-            weights |= {n: self.update(n, g, weights).detach() for n, g in gradients.items()}
-            for name in self.adapted_names:
-                if not weights[name].isfinite().all():
-                    return (
-                        f"the inner loop diverged: '{name}' is not finite after inner step {step + 1} of {self.steps}; "
-                        "lower learner.inner_lr"
-                    )
-        with torch.no_grad():
-            loss = cross_entropy(self._classifier(weights, x)(episode.query_x), episode.query_y)
-        if not loss.isfinite():
-            return f"the query loss is {loss.item()} although all inner steps are finite; lower learner.inner_lr"
-        return (
-            f"the query loss is {loss.item():.4g}, but its gradient through the inner steps is not finite; "
-            "lower learner.inner_lr"
-        )
+    def initial_weights(self) -> Weights:
+        """Return what a task starts from: all parameters, and the buffers that it adapts."""
+        return dict(self.named_parameters()) | {
+            name: buffer.detach().clone().requires_grad_()
+            for name, buffer in self.named_buffers()
+            if name in self.adapted_names
+        }
 
-    def _inner_steps(
+    def adapted_tensors(self) -> Weights:
+        """Return the values from which the adapted weights start, by name."""
+        values = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return {name: values[name] for name in self.adapted_names}
+
+    def inner_steps(
         self,
         weights: Weights,
         x: Tensor,
@@ -219,14 +219,30 @@ class GradientLearner(Learner):
         mc_samples: int,
         differentiable: bool,
         over_tasks: OverTasks = one_task,
+        steps: int | None = None,
     ) -> Weights:
-        """Take all inner steps; if differentiable, the result depends on the weights at the start."""
-        for number in range(self.steps):
+        """Take all inner steps and return all weights after them.
+
+        Args:
+            weights: all tensors of the task.
+            x: support images.
+            y: their labels.
+            noise: source of all randomness.
+            mc_samples: noise samples in each step.
+            differentiable: whether the result is to depend on the weights at the start.
+            over_tasks: turns a function of one task into one of several.
+            steps: how many; by default as many as in training.
+        """
+        if type(self).inner_init is not GradientLearner.inner_init:
+            state = over_tasks(partial(self.inner_init, noise=noise))(weights)
+            weights = weights | {STATE + name: tensor for name, tensor in state.items()}
+        for number in range(self.steps if steps is None else steps):
             step = partial(self._step, x=x, y=y, step=number, noise=noise, mc_samples=mc_samples, over_tasks=over_tasks)
             if not differentiable:
                 weights |= {name: weights[name].detach().requires_grad_() for name in self.adapted_names}
-            if differentiable and self.checkpoint_steps:
-                weights = weights | recomputed(step, weights, self.adapted_names)
+            if differentiable and self.gradient_checkpointing:
+                changed = [*self.adapted_names, *(name for name in weights if name.startswith(STATE))]
+                weights = weights | recomputed(step, weights, self.adapted_names, changed)
             else:
                 weights = weights | step(weights, differentiable=differentiable)
         return weights if differentiable else {name: w.detach() for name, w in weights.items()}
@@ -243,16 +259,20 @@ class GradientLearner(Learner):
         differentiable: bool,
         over_tasks: OverTasks,
     ) -> Weights:
-        """Return the adapted weights after one inner step."""
+        """Return the adapted weights and the state after one inner step."""
 
-        def updated(weights: Weights, gradients: Weights) -> Weights:
-            return {name: self.update(name, gradient, weights) for name, gradient in gradients.items()}
+        def updated(weights: Weights, gradients: Weights, loss: Tensor) -> Weights:
+            state = {name.removeprefix(STATE): w for name, w in weights.items() if name.startswith(STATE)}
+            adapted, state = self.inner_step(weights, gradients, loss=loss, state=state, step=step)
+            return adapted | {STATE + name: tensor for name, tensor in state.items()}
 
         with torch.enable_grad():
-            gradients = self._support_gradient(weights, x, y, step, noise, mc_samples, differentiable, over_tasks)
-            return over_tasks(updated)(weights, gradients)  # type: ignore[no-any-return]
+            loss, gradients = self.support_gradient(
+                weights, x, y, step, noise, mc_samples, differentiable=differentiable, over_tasks=over_tasks
+            )
+            return over_tasks(updated)(weights, gradients, loss)  # type: ignore[no-any-return]
 
-    def _support_gradient(
+    def support_gradient(
         self,
         weights: Weights,
         x: Tensor,
@@ -260,119 +280,106 @@ class GradientLearner(Learner):
         step: int,
         noise: NoiseSource | None,
         mc_samples: int,
+        *,
         differentiable: bool,
         over_tasks: OverTasks = one_task,
-    ) -> Weights:
-        """Return the gradient of the support loss, averaged over images and Monte-Carlo samples."""
-        x = over_tasks(self._changed_images)(weights, x, y)
+    ) -> tuple[Tensor, Weights]:
+        """Return the support loss and its gradient, averaged over images and Monte-Carlo samples."""
+        x = over_tasks(self.perturbed.change_images)(weights, x, y)
         adapted = [weights[name] for name in self.adapted_names]
+        losses: list[Tensor] = []
         total: list[Tensor] | None = None
-        per_pass = max(1, self.images_per_pass // len(x)) if self.perturbation.samples_share_a_batch else 1
+        per_pass = max(1, self.images_per_pass // len(x)) if self.samples_share_a_pass else 1
         for first in range(0, mc_samples, per_pass):
             samples = range(first, min(first + per_pass, mc_samples))
-
-            def loss_of(weights: Weights, x: Tensor, y: Tensor, samples: range = samples) -> Tensor:
-                streams = [noise.stream(step, sample) for sample in samples] if noise is not None else []
-                return self._support_loss(weights, x, y, streams)
-
+            share = len(samples) / mc_samples
+            loss = over_tasks(partial(self.support_loss, noise=noise, step=step, samples=samples))(weights, x, y)
             # Tasks do not depend on each other, so the gradient of the sum holds that of each.
-            loss = over_tasks(loss_of)(weights, x, y).sum() * (len(samples) / mc_samples)
             part = torch.autograd.grad(
-                loss, adapted, create_graph=differentiable and not self.first_order, materialize_grads=True
+                loss.sum() * share,
+                adapted,
+                create_graph=differentiable and not self.first_order,
+                materialize_grads=True,
             )
             total = list(part) if total is None else [a + b for a, b in zip(total, part, strict=True)]
+            losses.append(loss * share)
         assert total is not None
-        return dict(zip(self.adapted_names, total, strict=True))
+        return sum(losses[1:], losses[0]), dict(zip(self.adapted_names, total, strict=True))
 
-    def _changed_images(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
-        """Let the perturbation change the images of an inner step; the change counts as a constant."""
-        constant = {name: w.detach() for name, w in weights.items()}
+    @property
+    def samples_share_a_pass(self) -> bool:
+        """Whether the noise samples of a step may stand in one batch."""
+        return self.perturbation.samples_share_a_batch
 
-        def classify(images: Tensor) -> Tensor:
-            return self._logits(constant, images, self._query_pass(constant), Normalisation())
+    def support_loss(
+        self, weights: Weights, x: Tensor, y: Tensor, *, noise: NoiseSource | None, step: int, samples: range
+    ) -> Tensor:
+        """Return the loss of a support pass, averaged over images and noise samples.
 
-        return self.perturbation.change_images(x, y, classify)
+        Args:
+            weights: all tensors of the task.
+            x: support images.
+            y: their labels.
+            noise: source of all randomness.
+            step: number of the inner step.
+            samples: numbers of the noise samples that share the pass.
+        """
+        draws = noise is not None and self.perturbation.random
+        streams = [noise.stream(step, sample) for sample in samples] if draws else []  # type: ignore[union-attr]
+        return self.perturbed.support_loss(weights, x, y, streams)
 
-    def _support_loss(self, weights: Weights, x: Tensor, y: Tensor, streams: Sequence[NoiseStream]) -> Tensor:
-        """Return the loss of one support pass, averaged over images and the noise samples that share the pass."""
-        # The samples stand one after the other in one batch, each normalised by its own statistics.
-        repeat = max(1, len(streams))
-        this = Pass(_with_prefix(weights, "perturbation."), streams, support=True, precision=self.precision)
-        logits = self._logits(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), this, Normalisation(repeat))
-        y = y.repeat(repeat)
-        try:
-            loss = self.perturbation.label_loss(logits, y, this)
-        except IndexError:
-            if y.max() < logits.shape[1]:
-                raise
-            raise ValueError(f"a label is {int(y.max())}, but the network has {logits.shape[1]} outputs") from None
-        penalty = self.perturbation.penalty(this)
-        return loss if penalty is None else loss + penalty
+    def query_loss(self, weights: Weights, episode: Episode, noise: NoiseSource | None) -> tuple[Tensor, Tensor]:
+        """Return the adapted model's loss on query images, to be meta-learned from, and its logits."""
+        logits = self.classifier(weights, episode.support_x, inductive=episode.inductive)(episode.query_x)
+        return cross_entropy(logits, episode.query_y), logits
 
-    def _query_loss(
-        self, weights: Weights, support_x: Tensor, query_x: Tensor, query_y: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the adapted model's loss on query images, and its logits."""
-        logits = self._classifier(weights, support_x)(query_x)
-        return cross_entropy(logits, query_y), logits
-
-    def _query_pass(self, weights: Weights) -> Pass:
-        return Pass(_with_prefix(weights, "perturbation."), precision=self.precision)
-
-    def _logits(self, weights: Weights, x: Tensor, this: Pass, normalisation: Normalisation) -> Tensor:
-        """Run the network on images, with the perturbation's say in a support pass or a deterministic one."""
-        theta = _with_prefix(weights, "network.")
-        if self.perturbation.support_only and not this.support:
-            return self._unperturbed(theta, x, normalisation=normalisation)
-        theta = self.perturbation.change_weights(theta, this)
-        outputs: list[str] = []
-        inputs: list[str] = []
-
-        def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
-            outputs.append(name)
-            return self.perturbation.after(name, h, f, this)
-
-        def on_input(name: str, h: Tensor) -> Tensor:
-            inputs.append(name)
-            return self.perturbation.before(name, h, this)
-
-        logits = self._function(theta, x, on_output, normalisation, on_input)
-        if not self._calls_checked:  # once: a network runs its layers in the same way every time
-            self.perturbation.check_calls(outputs, inputs)
-            self._calls_checked = True
-        return logits
-
-    def _classifier(self, weights: Weights, support_x: Tensor) -> Classifier:
+    def classifier(self, weights: Weights, support_x: Tensor, *, inductive: bool) -> Classifier:
         """Return the adapted model as a function of images."""
-        this = self._query_pass(weights)
-        statistics: LayerStatistics | None = None
-        if self.inductive:
-            statistics = {}
-            self._logits(weights, support_x, this, Normalisation(collected=statistics))
+        return self.perturbed.classifier(weights, support_x, inductive=inductive)
 
-        def classify(x: Tensor) -> Tensor:
-            return self._logits(weights, x, this, Normalisation(given=statistics))
-
-        return classify
-
-    def _noise_from(self, generator: torch.Generator | NoiseSource | None) -> NoiseSource | None:
-        if not self.perturbation.random:
+    def noise_from(self, generator: torch.Generator | NoiseSource | None) -> NoiseSource | None:
+        """Return the source of a task's randomness; None where nothing is drawn."""
+        if not (self.perturbation.random or self.is_random):
             return None
         if generator is None:
-            raise ValueError(f"{type(self.perturbation).__name__} draws noise: pass a generator")
+            who = self.perturbation if self.perturbation.random else self
+            raise ValueError(f"{type(who).__name__} draws noise: pass a generator")
         return as_noise_source(generator)
 
+    def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
+        """Take the inner steps again, one by one, until something is not finite."""
+        noise = self.noise_from(generator)
+        weights = {name: p.detach() for name, p in self.initial_weights().items()}
+        for name, weight in weights.items():
+            if not weight.isfinite().all():
+                return f"'{name}' is not finite at the start of the task: lower training.meta_lr"
+        x, y = episode.support_x, episode.support_y
+        if not (x.isfinite().all() and episode.query_x.isfinite().all()):
+            return "an image has values that are not finite: check the data set"
+        for step in range(1, self.steps + 1):
+            after = self.inner_steps(dict(weights), x, y, noise, 1, differentiable=False, steps=step)
+            for name in self.adapted_names:
+                if not after[name].isfinite().all():
+                    return (
+                        f"the inner loop diverged: '{name}' is not finite after inner step {step} of {self.steps}; "
+                        "lower learner.inner_lr"
+                    )
+        with torch.no_grad():
+            after = self.inner_steps(dict(weights), x, y, noise, 1, differentiable=False)
+            loss, _ = self.query_loss(after, episode, noise)
+        if not loss.isfinite():
+            return f"the query loss is {loss.item()} although all inner steps are finite; lower learner.inner_lr"
+        return (
+            f"the query loss is {loss.item():.4g}, but its gradient through the inner steps is not finite; "
+            "lower learner.inner_lr"
+        )
+
     def _names_to_adapt(self, asked: Sequence[str] | None) -> list[str]:
+        known = [name for name, _ in (*self.network.named_parameters(), *self.network.named_buffers())]
         if asked is None:
             asked = weight_names(self.network)
-        elif unknown := sorted(set(asked) - {name for name, _ in self.network.named_parameters()}):
-            known = [name for name, _ in self.network.named_parameters()]
+        elif unknown := sorted(set(asked) - set(known)):
             raise ValueError(f"{unknown} are not parameters of {type(self.network).__name__}; it has {known}")
         names = [f"network.{name}" for name in asked]
         names += [f"perturbation.{name}" for name in self.perturbation.adapted_names]
         return names
-
-
-def _with_prefix(weights: Weights, prefix: str) -> Weights:
-    """Pick the weights whose names start with a prefix, under their names without it."""
-    return {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}

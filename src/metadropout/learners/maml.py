@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from metadropout.learners.gradient import GradientLearner, Weights
+from metadropout.learners.gradient import GradientLearner
+from metadropout.perturbations.base import Weights
 
 
 class MAML(GradientLearner):
     """Learns initial weights from which a few gradient steps lead to a good model of a task (Finn et al., 2017)."""
 
-    def update(self, name: str, gradient: Tensor, weights: Weights) -> Tensor:
-        return weights[name] - self.inner_lr * gradient
+    def inner_step(
+        self, weights: Weights, gradients: Weights, *, loss: Tensor, state: Weights, step: int
+    ) -> tuple[Weights, Weights]:
+        return {name: weights[name] - self.inner_lr * gradient for name, gradient in gradients.items()}, state

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from metadropout.learners.gradient import GradientLearner, Weights
+from metadropout.learners.gradient import GradientLearner
 from metadropout.networks.layers import module_key
+from metadropout.perturbations.base import Weights
 
 
 class MetaSGD(GradientLearner):
@@ -16,10 +17,12 @@ class MetaSGD(GradientLearner):
     """
 
     def add_meta_parameters(self) -> None:
-        values = dict(self.named_parameters())
         self.step_sizes = nn.ParameterDict(
-            {module_key(name): torch.full_like(values[name], self.inner_lr) for name in self.adapted_names}
+            {module_key(name): torch.full_like(value, self.inner_lr) for name, value in self.adapted_tensors().items()}
         )
 
-    def update(self, name: str, gradient: Tensor, weights: Weights) -> Tensor:
-        return weights[name] - weights[f"step_sizes.{module_key(name)}"] * gradient
+    def inner_step(
+        self, weights: Weights, gradients: Weights, *, loss: Tensor, state: Weights, step: int
+    ) -> tuple[Weights, Weights]:
+        sizes = {name: weights[f"step_sizes.{module_key(name)}"] for name in gradients}
+        return {name: weights[name] - sizes[name] * gradient for name, gradient in gradients.items()}, state

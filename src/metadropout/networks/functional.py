@@ -117,7 +117,7 @@ class FunctionalNetwork:
         """Return the logits of images `x` under the given weights.
 
         Args:
-            weights: all parameters of the network by name.
+            weights: all parameters of the network by name, and buffers that take the place of its own.
             x: images, shape (n, channels, height, width).
             on_output: called after each layer listed for its output.
             normalisation: whose statistics to use; the batch's own by default.
@@ -126,7 +126,8 @@ class FunctionalNetwork:
         self._current = _Call(normalisation or Normalisation(), on_output, on_input)
         try:
             tensors = {alias: weights[name] for alias, name in self._aliases.items()}
-            tensors |= dict(self._network.named_buffers(remove_duplicate=False))
+            for name, buffer in self._network.named_buffers(remove_duplicate=False):
+                tensors[name] = weights.get(name, buffer)
             logits = functional_call(self._structure, tensors, (x,))
         finally:
             self._current = _Call()  # keeps no graph alive

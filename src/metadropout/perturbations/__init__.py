@@ -12,6 +12,7 @@ from metadropout.perturbations.learned_variance import LearnedVariance
 from metadropout.perturbations.metadropout import MetaDropout
 from metadropout.perturbations.mixup import Mixup
 from metadropout.perturbations.none import NoPerturbation
+from metadropout.perturbations.perturbed_network import PerturbedNetwork
 from metadropout.perturbations.vib import VariationalBottleneck
 from metadropout.perturbations.weight_gaussian import WeightGaussian
 
@@ -48,6 +49,7 @@ __all__ = [
     "NoPerturbation",
     "Pass",
     "Perturbation",
+    "PerturbedNetwork",
     "VariationalBottleneck",
     "WeightGaussian",
 ]

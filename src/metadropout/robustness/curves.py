@@ -15,7 +15,7 @@ from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.evaluation import Evaluation
 from metadropout.files import write_atomically
 from metadropout.learners import Classifier, Learner, accuracy
-from metadropout.learners.gradient import TEST_SAMPLES, GradientLearner
+from metadropout.learners.base import TEST_SAMPLES
 from metadropout.noise import SeededNoise, mix_seed
 from metadropout.robustness.attacks import NORMS, Norm, random_movement, strongest_attack
 from metadropout.runs.folder import Run
@@ -187,16 +187,13 @@ class Target:
         checkpoint = run.state(state)
         self.iteration = load_checkpoint(checkpoint, self.learner).iteration
         self.path = folder / f"attack-{self.name}.json"
-        samples = attack.mc_samples
-        if isinstance(self.learner, GradientLearner):
-            samples = self.learner.samples_used(samples)
         measured: dict[str, int | str] = {
-            "protocol": "transductive" if self.learner.is_transductive else "inductive",
+            "protocol": run.config.episode.protocol,
             "iteration": self.iteration,
             "weights": read_checkpoint(checkpoint)[1]["sha256"][:16],
             "steps": attack.steps,
             "restarts": attack.restarts,
-            "mc_samples": samples,
+            "mc_samples": self.learner.samples_used(attack.mc_samples),
             "seed": attack.seed,
         }
         self.record = open_record(self.path, self.name, measured, state)
@@ -224,6 +221,7 @@ class Target:
             classify = self.learner.adapt(
                 episode.support_x,
                 episode.support_y,
+                inductive=episode.inductive,
                 mc_samples=self.attack.mc_samples,
                 generator=SeededNoise(mix_seed(self.attack.seed, TESTING), number),
             )
@@ -231,7 +229,7 @@ class Target:
         if number == len(self.record.episodes):
             self.record.episodes.append(EpisodeResult(clean))
         for norm, radii in missing.items():
-            jointly = self.learner.is_transductive
+            jointly = not episode.inductive
             left = self.attack.on(classify, episode, number, norm, radii, jointly=jointly, on_radius=on_radius)
             self.record.episodes[number].attacked[norm] = left
             self.record.write(self.path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,12 +43,14 @@ def assert_line_is_decision(panel: Panel) -> None:
 def test_the_side_of_the_line_is_the_predicted_class_on_any_network(
     network: nn.Module, perturbation: str, inductive: bool
 ) -> None:
-    learner = make_learner(network, perturbation, inductive=inductive)
-    (panel,) = decision_boundaries({"it": learner}, TASK, **QUICK).panels[0]
+    learner, task = make_learner(network, perturbation), replace(TASK, inductive=inductive)
+    (panel,) = decision_boundaries({"it": learner}, task, **QUICK).panels[0]
     assert_line_is_decision(panel)
     # The query points are classified as the adapted model itself does it.
     noise = SeededNoise(0, 0, ADAPTING)
-    classify = cut_head(learner).adapt(TASK.support_x, TASK.support_y, mc_samples=2, generator=noise)
+    classify = cut_head(learner).adapt(
+        task.support_x, task.support_y, inductive=inductive, mc_samples=2, generator=noise
+    )
     assert np.array_equal(panel.predicted[panel.kind == QUERY], classify(TASK.query_x).argmax(1).numpy())
     assert np.array_equal(panel.true[panel.kind == QUERY], TASK.query_y.numpy())
 

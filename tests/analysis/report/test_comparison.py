@@ -71,10 +71,13 @@ def test_tests_that_differ_in_more_than_the_seed_are_not_pooled(runs: list[Path]
         ("episode", "way", 4, ["glyphs, 3-way 1-shot", "glyphs, 4-way 1-shot"]),
         ("episode", "query", 3, ["glyphs, 3-way 1-shot (episode.query 2)", "glyphs, 3-way 1-shot (episode.query 3)"]),
         (
-            "learner",
+            "episode",
+            "protocol",
             "inductive",
-            True,
-            ["glyphs, 3-way 1-shot (learner.inductive false)", "glyphs, 3-way 1-shot (learner.inductive true)"],
+            [
+                "glyphs, 3-way 1-shot (episode.protocol transductive)",
+                "glyphs, 3-way 1-shot (episode.protocol inductive)",
+            ],
         ),
     ],
 )

@@ -14,7 +14,7 @@ from metadropout.analysis.figures.drawing import COLOURS, new_figure
 from metadropout.data import EpisodeSampler
 from metadropout.evaluation import Evaluation, evaluate
 from metadropout.learners import GradientLearner
-from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.learners.base import TEST_SAMPLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

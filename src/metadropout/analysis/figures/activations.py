@@ -21,7 +21,7 @@ from metadropout.analysis.figures.base import (
 from metadropout.analysis.figures.drawing import image_grid, label_row, new_figure, show, side_by_side
 from metadropout.analysis.tracing import Probe, initial_weights
 from metadropout.learners import GradientLearner
-from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.learners.base import TEST_SAMPLES
 from metadropout.noise import SeededNoise
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from metadropout.analysis.figures.drawing import COLOURS, image_grid, new_figure
 from metadropout.analysis.tracing import Probe, draws_features, layers_of
 from metadropout.data import Episode
 from metadropout.learners import GradientLearner
-from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.learners.base import TEST_SAMPLES
 from metadropout.networks.layers import module_key
 from metadropout.noise import SeededNoise
 
@@ -223,7 +223,8 @@ def _panel(name: str, learner: GradientLearner, cell: Cell, copies: int, mc_samp
         traces += [probe(weights, x, stream=noise.stream(0, number)) for number in range(copies)]
         kinds.append(np.full(copies * len(x), PERTURBED))
         labels += [y] * copies
-    traces.append(probe(weights, episode.query_x, normalisation=probe.for_queries(weights, x)))
+    normalisation = probe.for_queries(weights, x, inductive=episode.inductive)
+    traces.append(probe(weights, episode.query_x, normalisation=normalisation))
     kinds.append(np.full(len(episode.query_x), QUERY))
     labels.append(episode.query_y)
 

@@ -17,7 +17,7 @@ from metadropout.analysis.figures.drawing import image_grid, label_row, new_figu
 from metadropout.analysis.tracing import Probe, initial_weights
 from metadropout.data import ImageSet
 from metadropout.learners import GradientLearner
-from metadropout.learners.gradient import TEST_SAMPLES
+from metadropout.learners.base import TEST_SAMPLES
 from metadropout.noise import SeededNoise
 
 if TYPE_CHECKING:

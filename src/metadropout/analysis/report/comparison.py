@@ -286,7 +286,7 @@ def _setting_title(config: Config) -> str:
 def _setting_details(config: Config) -> str:
     normalised = (
         "inductive: each query image is normalised by the statistics of the support images"
-        if config.learner["inductive"]
+        if config.episode.protocol == "inductive"
         else "transductive: the query images of a task are normalised together"
     )
     return f"{config.episode.query} query images per class; {normalised}"

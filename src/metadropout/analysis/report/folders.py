@@ -139,7 +139,7 @@ class RunRecord:
         for name in ("steps", "restarts", "mc_samples", "seed"):
             options += [f"--{name.replace('_', '-')}", attack.measured[name]]
         options += ["--state", attack.state] if attack.state != "last" else []
-        if attack.measured["protocol"] == "inductive" and not self.run.config.learner["inductive"]:
+        if attack.measured["protocol"] == "inductive" != self.run.config.episode.protocol:
             options.append("--inductive")
         options += ["--out", self.attacks] if self.attacks else []
         for norm in NORMS:

@@ -18,17 +18,19 @@ from metadropout.perturbations import PERTURBATIONS
 LEARNERS = {"maml": md.MAML, "metasgd": md.MetaSGD}
 
 
-def both_ways(kind: str, perturbation: str, network: nn.Module, **options: Any) -> list[md.TaskGradient]:
-    """A task's gradient without and with recomputation."""
+def both_ways(
+    kind: str, perturbation: str, network: nn.Module, *, inductive: bool = False, **options: Any
+) -> list[md.TaskGradient]:
+    """A task's gradient without and with gradient checkpointing."""
     results = []
-    for checkpoint_steps in (False, True):
+    for gradient_checkpointing in (False, True):
         noise = make_perturbation(perturbation, network)
         learner = LEARNERS[kind](
-            network, noise, inner_lr=0.05, steps=3, checkpoint_steps=checkpoint_steps, **options
+            network, noise, inner_lr=0.05, steps=3, gradient_checkpointing=gradient_checkpointing, **options
         ).double()
         if kind == "metasgd":
             randomise(learner.step_sizes, scale=0.002, seed=2)
-        results.append(learner.task_gradient(make_episode(), generator=md.SeededNoise(7)))
+        results.append(learner.task_gradient(make_episode(inductive=inductive), generator=md.SeededNoise(7)))
     return results
 
 
@@ -85,26 +87,27 @@ def bytes_kept(learner: md.GradientLearner) -> int:
 
 
 def test_further_steps_add_no_more_than_the_adapted_weights(conv4: md.Conv4) -> None:
-    def growth(checkpoint_steps: bool) -> float:
+    def growth(gradient_checkpointing: bool) -> float:
         noise = md.MetaDropout(conv4).double()
         few, many = (
-            bytes_kept(md.MAML(conv4, noise, steps=steps, checkpoint_steps=checkpoint_steps)) for steps in (2, 6)
+            bytes_kept(md.MAML(conv4, noise, steps=steps, gradient_checkpointing=gradient_checkpointing))
+            for steps in (2, 6)
         )
         return (many - few) / 4
 
     learner = md.MAML(conv4, md.MetaDropout(conv4).double())
     adapted = sum(p.nbytes for n, p in learner.named_parameters() if n in learner.adapted_names)
-    assert growth(checkpoint_steps=True) <= adapted
-    assert growth(checkpoint_steps=False) > 10 * adapted
+    assert growth(gradient_checkpointing=True) <= adapted
+    assert growth(gradient_checkpointing=False) > 10 * adapted
 
 
 def test_first_order_has_nothing_to_recompute(conv4: md.Conv4) -> None:
-    with pytest.raises(ValueError, match="checkpoint_steps is of no use with first_order"):
-        md.MAML(conv4, first_order=True, checkpoint_steps=True)
+    with pytest.raises(ValueError, match="gradient_checkpointing is of no use with first_order"):
+        md.MAML(conv4, first_order=True, gradient_checkpointing=True)
 
 
 def test_a_third_derivative_is_refused(conv4: md.Conv4) -> None:
-    loss = md.MAML(conv4, checkpoint_steps=True).loss(make_episode())
+    loss = md.MAML(conv4, gradient_checkpointing=True).loss(make_episode())
     (gradient,) = torch.autograd.grad(loss, conv4.head.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()

@@ -1,0 +1,187 @@
+"""A network under a perturbation: support passes, query passes and their normalisation, for every learner alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation
+from metadropout.noise import NoiseStream
+from metadropout.ops.precision import Precision
+from metadropout.perturbations.base import Pass, Perturbation, Weights
+
+Watcher = Callable[[str, Tensor, Tensor, Tensor], None]
+"""Called with a layer's name, input, output, and what the network went on with."""
+
+
+class PerturbedNetwork:
+    """Runs a network with the perturbation's say at each layer, as a function of the weights of both.
+
+    Weights are a learner's, by name: those that begin with "network." and "perturbation." are used, others are passed
+    over. So any learner can run any perturbation on any network, with weights that it has adapted, drawn or averaged.
+
+    Args:
+        network: any module.
+        perturbation: what acts on it.
+        precision: of convolutions.
+        norm_second_order: whether gradients that come back through batch normalisations can be differentiated again.
+        watched: names of further layers that are shown to the watcher of a pass.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        perturbation: Perturbation,
+        *,
+        precision: Precision = "full",
+        norm_second_order: bool = True,
+        watched: Iterable[str] = (),
+    ) -> None:
+        self.network, self.perturbation, self.precision = network, perturbation, precision
+        self._acts_on = frozenset(perturbation.sites)
+        outputs = dict.fromkeys((*watched, *perturbation.sites))
+        self._function = FunctionalNetwork(network, outputs, perturbation.input_sites, precision, norm_second_order)
+        self._unperturbed = self._function
+        if perturbation.support_only:  # layers that nothing acts on can be run together
+            self._unperturbed = FunctionalNetwork(network, watched, (), precision, norm_second_order)
+        self._calls_checked = False
+
+    def support_pass(self, weights: Mapping[str, Tensor], streams: Sequence[NoiseStream] = ()) -> Pass:
+        """Return what the perturbation gets in a support pass with these noise samples side by side."""
+        return Pass(with_prefix(weights, "perturbation."), streams, support=True, precision=self.precision)
+
+    def query_pass(self, weights: Mapping[str, Tensor]) -> Pass:
+        """Return what the perturbation gets in a deterministic pass."""
+        return Pass(with_prefix(weights, "perturbation."), precision=self.precision)
+
+    def run(
+        self,
+        weights: Mapping[str, Tensor],
+        x: Tensor,
+        this: Pass,
+        normalisation: Normalisation | None = None,
+        watcher: Watcher | None = None,
+    ) -> Tensor:
+        """Run images through the network and return its output, the logits.
+
+        Args:
+            weights: all weights of a learner by name.
+            x: images.
+            this: a support pass or a deterministic one.
+            normalisation: whose statistics to use; the batch's own by default.
+            watcher: is shown the layers that are perturbed or watched.
+        """
+        theta = with_prefix(weights, "network.")
+        outputs: list[str] = []
+        inputs: list[str] = []
+        acts = this.support or not self.perturbation.support_only
+
+        def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
+            result = f
+            if acts and name in self._acts_on:
+                outputs.append(name)
+                result = self.perturbation.after(name, h, f, this)
+            if watcher is not None:
+                watcher(name, h, f, result)
+            return result
+
+        def on_input(name: str, h: Tensor) -> Tensor:
+            inputs.append(name)
+            return self.perturbation.before(name, h, this)
+
+        if not acts:
+            return self._unperturbed(theta, x, on_output, normalisation)
+        theta = self.perturbation.change_weights(theta, this)
+        logits = self._function(theta, x, on_output, normalisation, on_input)
+        if not self._calls_checked:  # once: a network runs its layers in the same way every time
+            self.perturbation.check_calls(outputs, inputs)
+            self._calls_checked = True
+        return logits
+
+    def run_together(
+        self,
+        weights: Mapping[str, Tensor],
+        support_x: Tensor,
+        query_x: Tensor,
+        streams: Sequence[NoiseStream] = (),
+        normalisation: Normalisation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run support and query images in one batch, so that they share normalisation's statistics.
+
+        The support images are perturbed as in a support pass, the query images as in a deterministic one.
+
+        Returns:
+            The outputs for the support images, as many times over as there are noise samples, and for the query images.
+        """
+        support, query = self.support_pass(weights, streams), self.query_pass(weights)
+        repeated = support_x.repeat(max(1, len(streams)), *[1] * (support_x.dim() - 1))
+        n = len(repeated)
+        theta = self.perturbation.change_weights(with_prefix(weights, "network."), support)
+
+        def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
+            noisy = self.perturbation.after(name, h[:n], f[:n], support)
+            return torch.cat([noisy, self.perturbation.after(name, h[n:], f[n:], query)])
+
+        def on_input(name: str, h: Tensor) -> Tensor:
+            changed = self.perturbation.before(name, h[:n], support)
+            return torch.cat([changed, self.perturbation.before(name, h[n:], query)])
+
+        outputs = self._function(theta, torch.cat([repeated, query_x]), on_output, normalisation, on_input)
+        return outputs[:n], outputs[n:]
+
+    def support_loss(
+        self, weights: Mapping[str, Tensor], x: Tensor, y: Tensor, streams: Sequence[NoiseStream] = ()
+    ) -> Tensor:
+        """Return the loss of one support pass, averaged over images and the noise samples that share the pass."""
+        # The samples stand one after the other in one batch, each normalised by its own statistics.
+        repeat = max(1, len(streams))
+        this = self.support_pass(weights, streams)
+        logits = self.run(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), this, Normalisation(repeat))
+        y = y.repeat(repeat)
+        try:
+            loss = self.perturbation.label_loss(logits, y, this)
+        except IndexError:
+            if y.max() < logits.shape[1]:
+                raise
+            raise ValueError(f"a label is {int(y.max())}, but the network has {logits.shape[1]} outputs") from None
+        penalty = self.perturbation.penalty(this)
+        return loss if penalty is None else loss + penalty
+
+    def statistics(self, weights: Mapping[str, Tensor], x: Tensor) -> LayerStatistics:
+        """Return each batch normalisation's statistics in a deterministic pass over images."""
+        collected: LayerStatistics = {}
+        self.run(weights, x, self.query_pass(weights), Normalisation(collected=collected))
+        return collected
+
+    def classifier(
+        self, weights: Mapping[str, Tensor], support_x: Tensor, *, inductive: bool
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the network under given weights as a function of query images.
+
+        Args:
+            weights: adapted weights.
+            support_x: the images that they were adapted to.
+            inductive: normalise query images one by one, with the statistics of the support images, and not with
+                those of the query batch.
+        """
+        this = self.query_pass(weights)
+        given = self.statistics(weights, support_x) if inductive else None
+
+        def classify(x: Tensor) -> Tensor:
+            return self.run(weights, x, this, Normalisation(given=given))
+
+        return classify
+
+    def change_images(self, weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Let the perturbation change the images of an inner step; the change is treated as constant."""
+        constant = {name: w.detach() for name, w in weights.items()}
+        return self.perturbation.change_images(
+            x, y, lambda images: self.run(constant, images, self.query_pass(constant))
+        )
+
+
+def with_prefix(weights: Mapping[str, Tensor], prefix: str) -> Weights:
+    """Pick the weights whose names start with a prefix, under their names without it."""
+    return {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
