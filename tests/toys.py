@@ -22,6 +22,9 @@ import metadropout as md
 from metadropout.perturbations import PERTURBATIONS, Perturbation
 from metadropout.training.checkpoints import latest_checkpoint, read_checkpoint
 
+RESULT = "evaluation-test-2samples.json"
+"""Where `evaluate --mc-samples 2` writes."""
+
 
 class UsersModel(nn.Module):
     """A model as users write them: its own BatchNorm with running averages, a hidden linear layer, `view`, dropout."""

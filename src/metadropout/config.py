@@ -35,6 +35,9 @@ DEFAULT_PARTS = {"data": "glyphs", "network": "conv4", "perturbation": "metadrop
 
 LEARNER_NAMES = {"maml": "MAML", "metasgd": "Meta-SGD"}
 
+CUSTOM = "custom"
+"""Name of a part that is an object of a Python program and not a part of a recipe."""
+
 FROM_DATA = {"network": ("in_channels", "image_size")}
 """Options that follow from the data set, so that nobody has to repeat them."""
 
@@ -75,8 +78,17 @@ class TrainingOptions:
     Args:
         iterations: outer steps in all.
         meta_batch: tasks per outer step.
-        meta_lr: Adam's learning rate.
-        clip: the averaged gradient is clipped to [-clip, clip], element by element.
+        meta_lr: learning rate of the outer steps.
+        optimizer: "adam", or "sgd", which without momentum is plain interpolation, as in Reptile.
+        momentum: of "sgd".
+        schedule: how the rate changes: not at all ("constant"), by `schedule_factor` every `schedule_every` outer steps
+            ("step"), or down to 0 at the last one, along a line ("linear") or half a cosine ("cosine").
+        schedule_every: outer steps between changes of the rate, for "step".
+        schedule_factor: what the rate is multiplied by, for "step".
+        warmup: outer steps over which the rate rises to its full value.
+        clip: largest absolute value, or norm, of the averaged gradient.
+        clip_by: "value" clips the averaged gradient to [-clip, clip], element by element, "norm" scales all of it to
+            the norm `clip`, "none" leaves it as it is.
         checkpoint_every: outer steps between checkpoints.
         checkpoint_minutes: a checkpoint is also written after this many minutes.
         log_every: outer steps between lines in metrics.jsonl.
@@ -88,7 +100,14 @@ class TrainingOptions:
     iterations: int = 40_000
     meta_batch: int = 4
     meta_lr: float = 1e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.0
+    schedule: Literal["constant", "step", "linear", "cosine"] = "constant"
+    schedule_every: int = 2000
+    schedule_factor: float = 0.5
+    warmup: int = 0
     clip: float = 3.0
+    clip_by: Literal["value", "norm", "none"] = "value"
     checkpoint_every: int = 500
     checkpoint_minutes: float = 5.0
     log_every: int = 10
@@ -172,6 +191,10 @@ class Config:
         dotted = {f"{section}.{name}": value for section, own in sections.items() for name, value in own.items()}
         return {"seed": self.seed, **dotted}
 
+    def custom_parts(self) -> list[str]:
+        """Return the axes whose part is an object of a Python program, so that it cannot be built from here."""
+        return [axis for axis in AXES if getattr(self, axis)["name"] == CUSTOM]
+
     def computed_options(self) -> dict[str, Any]:
         """Return those options that say what a run computes, its number of iterations aside."""
         others = (*MAY_CHANGE, "training.validate_", "training.validation_")  # validating changes no weights
@@ -231,6 +254,10 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Confi
 
 def method_name(config: Config) -> str:
     """Return what a run's method is called: its learner and its perturbation."""
+    if "learner" in config.custom_parts():
+        parts = (config.learner["class"], config.perturbation["class"])
+        names = [part.rpartition(".")[2] for part in parts]
+        return " + ".join(name for name in names if name not in ("", "NoPerturbation"))
     learner = LEARNER_NAMES.get(config.learner["name"], config.learner["name"])
     name = config.perturbation["name"]
     return learner if name == "none" else f"{learner} + {'Meta-dropout' if name == 'metadropout' else name}"
@@ -239,19 +266,29 @@ def method_name(config: Config) -> str:
 def task_options(config: Config) -> dict[str, Any]:
     """Return the options on which a run's test tasks depend, by dotted name: the same in runs that are compared."""
     data = {f"data.{k}": v for k, v in config.data.items() if k not in ("directory", "download")}
-    episode = {f"episode.{k}": v for k, v in vars(config.episode).items()}
+    episode = {f"episode.{k}": getattr(config.episode, k) for k in ("way", "shot", "query", "protocol")}
     return {**data, **episode}
+
+
+def custom_part(part: object | None) -> dict[str, Any]:
+    """Describe a part that is an object of a Python program."""
+    return {"name": CUSTOM, "class": "" if part is None else f"{type(part).__module__}.{type(part).__qualname__}"}
 
 
 def build_learner(config: Config, image_shape: ImageShape) -> Learner:
     """Build the learner that a configuration describes, with initial values from its seed."""
+    if custom := config.custom_parts():
+        raise ConfigError(
+            f"the {custom[0]} of this run is an object of a Python program ({getattr(config, custom[0])['class']}), so "
+            "it can be loaded from Python only: md.load_run(folder, learner=...)"
+        )
     if image_shape.height != image_shape.width:
         raise ConfigError(f"images must be square, not {image_shape.height}x{image_shape.width}; set data.image_size")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(mix_seed(config.seed))
         try:
             network: nn.Module = _build("network", config.network)(
-                config.episode.way,
+                config.episode.train_way or config.episode.way,
                 in_channels=image_shape.channels,
                 image_size=image_shape.height,
                 **_options(config.network),
@@ -296,6 +333,8 @@ def _options(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def _axis_section(axis: str, given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("name", DEFAULT_PARTS[axis])
+    if name == CUSTOM:
+        return {"name": CUSTOM, "class": str(given.get("class", ""))}
     if not isinstance(name, str) or name not in AXES[axis]:
         raise ConfigError(f"{axis}.name is '{name}'; known are: {', '.join(AXES[axis])}")
     checked = check_options(AXES[axis][name], _options(given), axis, skip=FROM_DATA.get(axis, ()))

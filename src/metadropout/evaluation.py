@@ -1,16 +1,16 @@
-"""Meta-testing: accuracy over many episodes, with its confidence interval."""
+"""Meta-testing: accuracy, likelihood and calibration over many episodes, with the confidence interval."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Self
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from metadropout.data import Episode, EpisodeSampler, Prefetcher, SavedEpisodes
 from metadropout.learners import Learner, accuracy
@@ -18,13 +18,42 @@ from metadropout.noise import SeededNoise
 from metadropout.training.distributed import ALONE, World
 from metadropout.training.workers import Workers
 
+BINS = 15
+"""Bins of confidence over which the calibration error is measured."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How often answers of some confidence are right, pooled over all query images, by bins of confidence."""
+
+    counts: list[float]
+    confidences: list[float]
+    """Sum of the confidences in each bin: of the largest probability of each answer."""
+    corrects: list[float]
+    """How many of them are right."""
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: |accuracy − confidence| of each bin, weighted by how many are in it."""
+        gaps = [abs(right - sure) for right, sure in zip(self.corrects, self.confidences, strict=True)]
+        return sum(gaps) / max(1.0, sum(self.counts))
+
+    def plus(self, other: Calibration) -> Calibration:
+        """Pool with the answers to other images."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Calibration(*[np.add(mine, theirs).tolist() for mine, theirs in pairs])
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies of a learner on a list of episodes."""
+    """How well a learner does on a list of episodes."""
 
     accuracies: list[float]
     """One per episode, between 0 and 1."""
+    nlls: list[float] | None = None
+    """Mean negative log-likelihood of the query labels, one per episode; None where it was not measured."""
+    calibration: Calibration | None = None
+    """Over all episodes; None where it was not measured."""
 
     @property
     def mean(self) -> float:
@@ -36,43 +65,45 @@ class Evaluation:
         """Half the width of the 95 % confidence interval of the mean: 1.96 · std / √episodes."""
         return float(1.96 * np.std(self.accuracies) / math.sqrt(len(self.accuracies)))
 
+    @property
+    def nll(self) -> float | None:
+        """Mean negative log-likelihood over episodes."""
+        return None if self.nlls is None else float(np.mean(self.nlls))
+
     def __str__(self) -> str:
+        if len(self.accuracies) == 1:
+            return f"{100 * self.mean:.2f} % (a single episode: no interval)"
         return f"{100 * self.mean:.2f} ± {100 * self.interval:.2f} %"
 
     @classmethod
     def over_seeds(cls, results: Iterable[Self]) -> Self:
         """Average several runs task by task: all meet the same tasks, so more runs do not make more tasks of them."""
-        return cls(np.mean([result.accuracies for result in results], axis=0).tolist())
+        results = list(results)
+        nlls = [result.nlls for result in results if result.nlls is not None]
+        pooled = [result.calibration for result in results if result.calibration is not None]
+        return cls(
+            np.mean([result.accuracies for result in results], axis=0).tolist(),
+            np.mean(nlls, axis=0).tolist() if len(nlls) == len(results) else None,
+            _pooled(pooled) if len(pooled) == len(results) else None,
+        )
 
     def minus(self, other: Evaluation) -> Evaluation:
         """Return the differences task by task, on those first tasks of the sequence that both have met."""
         pairs = zip(self.accuracies, other.accuracies, strict=False)
         return Evaluation([mine - its for mine, its in pairs])
 
+    def plus(self, other: Evaluation) -> Evaluation:
+        """Return the two as one, the other's episodes after these."""
+        nlls = None if self.nlls is None or other.nlls is None else self.nlls + other.nlls
+        both = [c for c in (self.calibration, other.calibration) if c is not None]
+        return Evaluation(self.accuracies + other.accuracies, nlls, _pooled(both) if len(both) == 2 else None)
 
-@dataclass(frozen=True)
-class TestRecord:
-    """What `metadropout evaluate` has written."""
 
-    __test__ = False  # for pytest, which takes classes of such a name for tests
-
-    accuracies: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)]
-    iteration: Annotated[int, Field(ge=0)]
-    mc_samples: Annotated[int, Field(ge=0)]
-    split: str = "test"
-    state: str = "last"
-    seed: Annotated[int, Field(ge=0)] = 0
-    episode_list: str | None = None
-
-    @property
-    def result(self) -> Evaluation:
-        """Mean and interval."""
-        return Evaluation(self.accuracies)
-
-    @property
-    def tasks(self) -> tuple[object, ...]:
-        """Which sequence of tasks was met: accuracies on its first ones can be compared task by task."""
-        return self.split, self.seed, self.episode_list
+def _pooled(parts: list[Calibration]) -> Calibration:
+    total, *others = parts
+    for other in others:
+        total = total.plus(other)
+    return total
 
 
 def evaluate(
@@ -82,25 +113,28 @@ def evaluate(
     episodes: int,
     mc_samples: int | None,
     seed: int,
+    first: int = 0,
     threads: int = 1,
     world: World = ALONE,
     on_episode: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Adapt to each of many episodes and measure the accuracy on its query images.
+    """Adapt to each of many episodes and measure how well the query images are classified.
 
     Episode e and its noise depend only on the sampler's seed, `seed` and e, so all methods meet the same tasks.
 
     Args:
         learner: what is tested; it is left unchanged.
-        sampler: where the episodes come from: drawn, or a saved list.
+        sampler: where the episodes come from: drawn, or a saved list; also with more or fewer classes than in training.
         episodes: how many.
         mc_samples: noise samples per inner step.
         seed: seed of the noise.
+        first: number of the first episode, where those before it have been measured.
         threads: episodes side by side in this process.
         world: the processes among which the episodes are shared out; all return the same.
         on_episode: called after each episode of this process, for showing progress.
     """
     device = next(learner.parameters()).device
+    learner = learner.for_way(sampler.way)
 
     def test(learner: Learner, item: tuple[int, Episode]) -> Tensor:
         number, raw = item
@@ -113,10 +147,25 @@ def evaluate(
                 mc_samples=mc_samples,
                 generator=noise,
             )
-            return accuracy(classify(episode.query_x), episode.query_y)
+            return _measure(classify(episode.query_x), episode.query_y)
 
     with Workers(learner, episodes, threads=threads, world=world) as workers:
-        pairs = ((0, number) for number in workers.share)
-        with Prefetcher(sampler.raw, pairs, pin_memory=device.type == "cuda") as coming:
-            items = zip(workers.share, coming, strict=True)
-            return Evaluation(workers.run(test, items, width=1, on_result=on_episode).flatten().tolist())
+        numbers = [first + number for number in workers.share]
+        with Prefetcher(sampler.raw, ((0, number) for number in numbers), pin_memory=device.type == "cuda") as coming:
+            items = zip(numbers, coming, strict=True)
+            results = workers.run(test, items, width=2 + 3 * BINS, on_result=on_episode).cpu()
+    bins = results[:, 2:].double().sum(dim=0).view(3, BINS).tolist()
+    return Evaluation(results[:, 0].tolist(), results[:, 1].tolist(), Calibration(*bins))
+
+
+def _measure(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return an episode's accuracy, mean negative log-likelihood, and bins of confidence, as one vector."""
+    logits = logits.detach()
+    log_probabilities = F.log_softmax(logits, dim=1)
+    nll = F.nll_loss(log_probabilities, labels)
+    confidence, answer = log_probabilities.exp().max(dim=1)
+    places = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # confidences in (0, 1/15] are in the first bin
+    bins = confidence.new_zeros(3, BINS)
+    values = torch.stack([torch.ones_like(confidence), confidence, (answer == labels).to(confidence)])
+    bins.index_add_(1, places, values)
+    return torch.cat([accuracy(logits, labels).view(1).to(bins), nll.view(1).to(bins), bins.flatten()])

@@ -17,7 +17,6 @@ from toys import make_perturbation as make
 
 import metadropout as md
 from metadropout.learners import GradientLearner
-from metadropout.networks import Normalisation
 from metadropout.networks.layers import module_key
 from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation
 from metadropout.robustness.attacks import projected_gradient_descent
@@ -71,7 +70,7 @@ class Chosen:
 def logits_of(learner: GradientLearner, x: Tensor, source: Any) -> Tensor:
     """A support pass of a learner, before any adaptation."""
     this = support_pass(learner.perturbation, [source.stream(0, 0)] if learner.perturbation.random else [])
-    return learner._logits(dict(learner.named_parameters()), x, this, Normalisation())
+    return learner.perturbed.run(dict(learner.named_parameters()), x, this)
 
 
 # --- what all have in common -----------------------------------------------------------------------------------------
@@ -448,9 +447,9 @@ def test_query_images_get_the_factor_that_the_table_says(name: str, conv4: md.Co
 def test_a_query_pass_without_a_perturbation_equals_the_one_with_it(name: str, network: nn.Module) -> None:
     learner, x = md.MAML(network, make(name, network)).double(), make_episode().query_x
     weights = dict(learner.named_parameters())
-    without = learner._logits(weights, x, learner._query_pass(weights), Normalisation())
+    without = learner.perturbed.run(weights, x, learner.perturbed.query_pass(weights))
     learner.perturbation.support_only = False  # type: ignore[misc]
-    torch.testing.assert_close(learner._logits(weights, x, learner._query_pass(weights), Normalisation()), without)
+    torch.testing.assert_close(learner.perturbed.run(weights, x, learner.perturbed.query_pass(weights)), without)
 
 
 def test_every_perturbation_of_features_has_its_query_form_tested() -> None:
@@ -646,7 +645,7 @@ def test_adversarial_moves_images_within_the_radius_and_raises_the_support_loss(
     episode = make_episode()
     learner = md.MAML(conv4, make("adversarial", conv4, norm=norm, radius=radius))
     weights: dict[str, Tensor] = dict(learner.named_parameters())
-    moved = learner._changed_images(weights, episode.support_x, episode.support_y)
+    moved = learner.perturbed.change_images(weights, episode.support_x, episode.support_y)
     distances = torch.linalg.vector_norm((moved - episode.support_x).flatten(1), order, dim=1)
     assert distances.max() <= radius * (1 + 1e-12)
     assert distances.min() > 0.8 * radius

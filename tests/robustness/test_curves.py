@@ -90,7 +90,8 @@ def test_all_runs_norms_and_radii_are_measured_on_the_episodes_of_evaluate(
     assert found == {(run.name, norm, r) for run in runs for norm in NORMS for r in GREY_RADII[norm]}
     for run in runs:
         assert main(["evaluate", str(run), "--episodes", "2", "--mc-samples", "2"]) == 0
-        clean = json.loads((run / "evaluation-test.json").read_text())
+        (path,) = run.glob("evaluation-test*.json")
+        clean = json.loads(path.read_text())
         assert [episode["clean"] for episode in record(tmp_path, run.name)] == clean["accuracies"]
         mean, interval = 100 * clean["mean"], 100 * clean["interval_95"]
         assert out.count(f"| {run.name} | {mean:.2f} ± {interval:.2f} |") == 3  # once in the table of each norm
@@ -253,7 +254,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "a radius before its norm": (Path.exists, ["--epsilon", "1", "--norm", "l2"], "--epsilon needs --norm l1, l2 or"),
     "no steps": (Path.exists, ["--steps", "0"], "--steps is 0; it must be at least 1"),
     "an option of training": (Path.exists, ["--learner.steps", "3"], "--learner.steps cannot change here"),
-    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), [], "there is no checkpoint yet; train the run"),
+    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), [], "there is no checkpoint: they"),
     "a damaged checkpoint": (damage, [], "is damaged or not a checkpoint"),
     "an unknown option": (
         change("learner", "warmth", 3),

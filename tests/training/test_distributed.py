@@ -115,11 +115,12 @@ def test_processes_evaluate_together(recipe: Path, tmp_path: Path) -> None:
     assert main(["train", str(recipe), "--out", str(run), "--training.iterations", "1"]) == 0
     arguments = ["evaluate", str(run), "--episodes", "5", "--mc-samples", "2"]
     assert main(arguments) == 0
-    alone = json.loads((run / "evaluation-test.json").read_text())
+    alone = json.loads((run / "evaluation-test-2samples.json").read_text())
     episodes = tmp_path / "episodes.json"  # does not exist: one process writes it, both read it
     out, err = finish(start(*arguments, "--episode-list", episodes, processes=2))
     assert out.count("on 5 episodes of test classes") == 1, err
-    assert json.loads((run / "evaluation-test.json").read_text()) == {**alone, "episode_list": str(episodes)}
+    together = json.loads((run / "evaluation-test-2samples-list-episodes.json").read_text())
+    assert together == {**alone, "episode_list": str(episodes)}
 
 
 def test_tasks_are_shared_out_evenly_and_none_is_left_out() -> None:

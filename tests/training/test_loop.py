@@ -16,13 +16,16 @@ from toys import PERTURBATION_OPTIONS, assert_same_weights, small_files, start, 
 
 import metadropout as md
 from metadropout.cli import main
+from metadropout.config import TrainingOptions
 from metadropout.data import Episode
 from metadropout.learners import TaskGradient
 from metadropout.perturbations import PERTURBATIONS
 from metadropout.runs.folder import open_run
 from metadropout.training.checkpoints import latest_checkpoint, read_checkpoint
-from metadropout.training.loop import TRAINING, _Loop, episode_sampler, open_splits, train
+from metadropout.training.distributed import ALONE
+from metadropout.training.loop import TRAINING, _Loop, episode_sampler, open_parts, open_splits, train
 from metadropout.training.metrics import read_metrics
+from metadropout.training.outer import OuterOptimizer
 from metadropout.training.recording import Records
 from metadropout.training.workers import Workers
 
@@ -91,7 +94,7 @@ def test_a_finished_run_holds_everything_and_can_be_evaluated_and_extended(
 
     capsys.readouterr()
     assert main(["evaluate", str(run), "--episodes", "7", "--mc-samples", "2"]) == 0
-    result = json.loads((run / "evaluation-test.json").read_text())
+    result = json.loads((run / "evaluation-test-2samples.json").read_text())
     assert len(result["accuracies"]) == 7
     mean = sum(result["accuracies"]) / 7
     assert f"{100 * mean:.2f} ± {100 * result['interval_95']:.2f} % on 7 episodes" in capsys.readouterr().out
@@ -130,7 +133,7 @@ def test_the_clip_applies_to_the_mean_over_tasks(recipe: Path, tmp_path: Path) -
     main(["train", str(recipe), "--out", str(tmp_path / "run"), "--training.iterations", "1"])
     run = open_run(tmp_path / "run")
 
-    class Fake(torch.nn.Module):
+    class Fake(md.Learner):
         def __init__(self) -> None:
             super().__init__()
             self.p = torch.nn.Parameter(torch.zeros(3))
@@ -139,14 +142,14 @@ def test_the_clip_applies_to_the_mean_over_tasks(recipe: Path, tmp_path: Path) -
         def task_gradient(self, episode: Episode, *, generator: object) -> TaskGradient:
             return TaskGradient({"p": self.calls.pop(0)}, torch.zeros(()), torch.zeros(()))
 
-        task_gradients = md.Learner.task_gradients
+        forward = adapt = None  # type: ignore[assignment]
 
     learner = Fake()
     sampler = episode_sampler(run.config, open_splits(run.config), "train", TRAINING)
-    optimizer = torch.optim.SGD(learner.parameters(), lr=1.0)
+    outer = OuterOptimizer(learner.parameters(), TrainingOptions(optimizer="sgd", meta_lr=1.0))
     episodes = (sampler(0, task) for task in range(2))
-    with Workers(learner, 2) as workers:  # type: ignore[arg-type]
-        _Loop(run, learner, optimizer, episodes, None, workers, Records()).outer_step(0)  # type: ignore[arg-type]
+    with Workers(learner, 2) as workers:
+        _Loop(run, learner, outer, episodes, None, workers, Records(), threads=1, world=ALONE).outer_step(0)
     assert learner.p.tolist() == [-2.0, -3.0, 1.0]
 
 
@@ -235,7 +238,7 @@ def test_an_exported_run_can_be_tested_but_not_trained_on(
     accuracies = []
     for folder in (run, out):
         assert main(["evaluate", str(folder), "--episodes", "5", "--mc-samples", "2"]) == 0
-        accuracies.append(json.loads((folder / "evaluation-test.json").read_text())["accuracies"])
+        accuracies.append(json.loads((folder / "evaluation-test-2samples.json").read_text())["accuracies"])
     assert accuracies[0] == accuracies[1]
     assert not any(name.startswith("optimizer") for name in weights(out))
     capsys.readouterr()
@@ -266,7 +269,8 @@ def test_a_disk_that_is_full_at_once_gives_a_message_too(
 def test_a_signal_at_any_moment_saves_what_it_reports(recipe: Path, tmp_path: Path) -> None:
     main(["train", str(recipe), "--out", str(tmp_path / "run"), "--training.iterations", "1"])
     run = open_run(tmp_path / "run")
-    run = replace(run, config=replace(run.config, training=replace(run.config.training, iterations=5)))
+    config = replace(run.config, training=replace(run.config.training, iterations=5))
+    splits, learner = open_parts(config)
 
     class Late:
         """A signal that comes between two looks."""
@@ -284,7 +288,7 @@ def test_a_signal_at_any_moment_saves_what_it_reports(recipe: Path, tmp_path: Pa
 
     late = Late()
     with patch("metadropout.training.loop.interruptible", lambda: nullcontext(late)):
-        result = train(run, Quiet())  # type: ignore[arg-type]
+        result = train(run.folder, config, learner, splits, Quiet())
     assert result.stopped_by is signal.SIGTERM
     assert f"{result.iteration:08d}" in str(latest_checkpoint(run.checkpoints))
 

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from metadropout.analysis.plots import Difference, Panel, plot_differences
 from metadropout.config import MAY_CHANGE, Config, as_text
 from metadropout.errors import ConfigError, MetadropoutError
-from metadropout.evaluation import Evaluation, TestRecord
+from metadropout.evaluation import Evaluation
 from metadropout.learners.base import TEST_SAMPLES
-from metadropout.perturbations import PERTURBATIONS
 from metadropout.recipes import Table, load_recipe
 from metadropout.runs.folder import open_run
+from metadropout.runs.results import read_result
 from metadropout.training.checkpoints import iteration_of, latest_checkpoint
 from metadropout.training.metrics import newest_iteration
 
@@ -58,14 +57,15 @@ class Job:
     def result(self) -> Evaluation | None:
         """Return the result, None if the run is not trained or evaluated as asked."""
         try:
-            test = TypeAdapter(TestRecord).validate_json(self.evaluation.read_bytes())
-        except (OSError, ValidationError):
+            test = read_result(self.evaluation)
+        except MetadropoutError:
             return None
-        samples = TEST_SAMPLES if PERTURBATIONS[self.config.perturbation["name"]].random else 1
-        as_asked = ("test", 0, None), self.config.training.iterations, samples
-        if (test.tasks, test.iteration, test.mc_samples) != as_asked or len(test.accuracies) < self.episodes:
+        # Files of earlier versions do not say how many samples were asked for; one is used where none are random.
+        samples = test.asked_samples or (TEST_SAMPLES if test.mc_samples in (1, TEST_SAMPLES) else None)
+        as_asked = "test", 0, None, self.config.training.iterations, TEST_SAMPLES
+        if (test.split, test.seed, test.episode_list, test.iteration, samples) != as_asked:
             return None
-        return Evaluation(test.accuracies[: self.episodes])
+        return test.result if len(test.accuracies) == self.episodes else test.first(self.episodes)
 
     def iterations_done(self) -> int:
         """Return how many outer steps have been taken, for showing progress."""

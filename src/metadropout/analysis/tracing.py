@@ -10,10 +10,9 @@ from torch import Tensor
 
 from metadropout.learners import GradientLearner, Learner
 from metadropout.networks.functional import Normalisation
-from metadropout.networks.layers import PerturbableLayers, find_activations, find_layers
+from metadropout.networks.layers import find_activations
 from metadropout.noise import NoiseSource, NoiseStream
 from metadropout.perturbations import Perturbation, PerturbedNetwork
-from metadropout.perturbations.layers import LayerPerturbation
 
 Weights = Mapping[str, Tensor]
 
@@ -66,7 +65,7 @@ class Probe:
     """
 
     def __init__(self, learner: GradientLearner) -> None:
-        self.learner, self.found = learner, layers_of(learner)
+        self.learner, self.found = learner, learner.layers()
         self._activations = find_activations(learner.network)
         watched = (*self.found.hidden, self.found.head, *self._activations)
         self._perturbed = PerturbedNetwork(
@@ -131,14 +130,6 @@ class Probe:
 def initial_weights(learner: Learner) -> dict[str, Tensor]:
     """Return a learner's parameters as they are before any inner step."""
     return {name: p.detach() for name, p in learner.named_parameters()}
-
-
-def layers_of(learner: GradientLearner) -> PerturbableLayers:
-    """Return the hidden layers and the head of a learner's network, as its perturbation sees them."""
-    for part in learner.perturbation.modules():
-        if isinstance(part, LayerPerturbation):
-            return PerturbableLayers(tuple(part.hidden_names), part.head_name)
-    return find_layers(learner.network)
 
 
 def draws_features(perturbation: Perturbation) -> bool:

@@ -8,10 +8,9 @@ from typing import Any
 
 from metadropout.analysis.plots import plot_accuracies, plot_comparison
 from metadropout.cli.evaluate import evaluate_run
-from metadropout.cli.train import train_and_show
-from metadropout.errors import ConfigError
+from metadropout.cli.train import show_training
 from metadropout.recipes import load_recipe
-from metadropout.runs.folder import Run, create_run, open_run
+from metadropout.training.loop import open_parts
 
 METHODS = {"MAML": "glyphs-5way-1shot-maml", "MAML + Meta-dropout": "glyphs-5way-1shot-metadropout"}
 
@@ -36,11 +35,13 @@ def run_command(namespace: argparse.Namespace) -> int:
     runs = []
     for label, recipe in METHODS.items():
         print(f"\n{label}: {namespace.iterations} iterations of '{recipe}'")
-        run = _run(namespace.out / recipe, recipe, namespace.iterations)
-        if (stopped := train_and_show(run).stopped_by) is not None:
-            return 128 + stopped
-        results[label] = evaluate_run(run, episodes=namespace.episodes)
-        runs.append(run)
+        config = load_recipe(recipe, {"training.iterations": namespace.iterations})
+        splits, learner = open_parts(config)
+        trained = show_training(namespace.out / recipe, config, learner, splits, existing="resume")
+        if trained.stopped_by is not None:
+            return 128 + trained.stopped_by
+        results[label] = evaluate_run(trained.run, episodes=namespace.episodes)
+        runs.append(trained.run)
     print(f"\nAccuracy on unseen characters, 5-way 1-shot, {namespace.episodes} tasks, 95 % interval:")
     for label, result in results.items():
         print(f"  {label:<20} {result}")
@@ -51,14 +52,3 @@ def run_command(namespace: argparse.Namespace) -> int:
     else:
         print(f"pictures: {picture} and {curves}")
     return 0
-
-
-def _run(folder: Path, recipe: str, iterations: int) -> Run:
-    """Open the run of an earlier demo to go on with, or make a new one."""
-    config = load_recipe(recipe, {"training.iterations": iterations})
-    if not (folder / "config.yaml").exists():
-        return create_run(folder, config)
-    run = open_run(folder)
-    if run.config != config:
-        raise ConfigError(f"{folder}: is of another demo, with other options; delete it or choose another --out")
-    return run

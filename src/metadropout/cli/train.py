@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,17 @@ from typing import Any
 from metadropout.analysis.plots import plot_curves
 from metadropout.cli.progress import TrainingDisplay
 from metadropout.config import MAY_CHANGE, Config, parse_config
+from metadropout.data import Splits
 from metadropout.errors import ConfigError, TrainingError
+from metadropout.learners import Learner
 from metadropout.recipes import load_recipe
-from metadropout.runs.folder import Run, create_run, locked, open_run, write_config
+from metadropout.runs.folder import check_free, open_run
 from metadropout.training.allocator import keep_freed_memory
-from metadropout.training.checkpoints import iteration_of, latest_checkpoint
 from metadropout.training.distributed import ALONE, ProcessLostError, World, joined
-from metadropout.training.loop import Result, open_parts, train
+from metadropout.training.loop import Existing, Result, open_parts, train
+
+START_OR_RESUME = "\0"
+"""What --resume is without a folder; no folder has this name."""
 
 EPILOG = """\
 Every option of the recipe can be changed: --SECTION.OPTION VALUE, for example
@@ -27,6 +31,8 @@ Every option of the recipe can be changed: --SECTION.OPTION VALUE, for example
 'metadropout options' lists them all. Ctrl-C saves and stops; --resume goes on, to the same weights bit for bit.
 The tasks of a meta-batch run side by side in --machine.threads threads, and in any number of processes:
   torchrun --nproc-per-node 2 -m metadropout train RECIPE --out RUN
+Start, or go on if it has begun, with one and the same command:
+  metadropout train RECIPE --out RUN --resume
 """
 
 
@@ -40,7 +46,13 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("recipe", nargs="?", help="name of a recipe ('metadropout recipes' lists them) or a YAML file")
     parser.add_argument("--out", type=Path, metavar="RUN", help="folder for the new run")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="folder of a run to go on with")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=START_OR_RESUME,
+        metavar="RUN",
+        help="folder of a run to go on with; without a folder, beside RECIPE and --out: go on if that run has begun",
+    )
     parser.add_argument("--seed", type=int, help="seed of everything random in the run")
     parser.set_defaults(run=run_command, takes_overrides=True)
 
@@ -48,53 +60,42 @@ def register(commands: Any) -> None:
 def run_command(namespace: argparse.Namespace) -> int:
     """Train, alone or as one of the processes that torchrun has started, and return the exit status."""
     with joined() as world:
-        result = train_and_show(made_by_first(world, lambda: make_or_reopen(namespace)), world)
+        # The first process reads and checks; a mistake is told once and leaves nothing behind.
+        text = world.from_first(lambda: json.dumps(_asked_for(namespace)))
+        asked = json.loads(text)
+        config = parse_config(asked["config"])
+        splits, learner = open_parts(config)
+        result = show_training(Path(asked["folder"]), config, learner, splits, existing=asked["existing"], world=world)
     return 0 if result.stopped_by is None else 128 + result.stopped_by
 
 
-def made_by_first(world: World, make: Callable[[], Run]) -> Run:
-    """Let the first process make a run and its folder, and return it in all."""
-
-    def as_text() -> str:
-        run = make()
-        return json.dumps({"folder": str(run.folder), "config": run.config.to_dict()})
-
-    run = json.loads(world.from_first(as_text))
-    return Run(Path(run["folder"]), parse_config(run["config"]))
-
-
-def make_or_reopen(namespace: argparse.Namespace) -> Run:
-    """Make the run that the command line asks for, or open it to go on."""
+def _asked_for(namespace: argparse.Namespace) -> dict[str, Any]:
+    """Return the folder and the configuration that the command line asks for, and whether a run may be there."""
     overrides = dict(namespace.overrides)
     if namespace.seed is not None:
         overrides["seed"] = namespace.seed
-    if namespace.resume is not None:
+    existing: Existing = "refuse"
+    if namespace.resume is not None and namespace.resume is not START_OR_RESUME:
         if namespace.recipe or namespace.out:
-            raise ConfigError("--resume takes the recipe and the folder from the run: give neither RECIPE nor --out")
-        return reopen(namespace.resume, overrides)
-    if not namespace.recipe or namespace.out is None:
-        raise ConfigError("give a RECIPE and --out RUN for a new run, or --resume RUN for an old one")
-    config = with_absolute_paths(load_recipe(namespace.recipe, overrides))
-    open_parts(config)  # before there is a folder: a mistake leaves nothing behind
-    return create_run(namespace.out, config)
+            raise ConfigError("--resume RUN takes recipe and folder from the run: give neither RECIPE nor --out")
+        folder, existing = Path(namespace.resume), "require"
+        config = with_options(open_run(folder).config, overrides)
+    else:
+        if not namespace.recipe or namespace.out is None:
+            raise ConfigError("give a RECIPE and --out RUN for a new run, or --resume RUN for an old one")
+        folder, existing = namespace.out, "resume" if namespace.resume is START_OR_RESUME else "refuse"
+        config = with_absolute_paths(load_recipe(namespace.recipe, overrides))
+        if existing == "refuse":
+            check_free(folder)
+    return {"folder": str(folder), "config": config.to_dict(), "existing": existing}
 
 
-def reopen(folder: Path, overrides: Mapping[str, Any]) -> Run:
-    """Open a run to go on with, with options that may change given anew."""
+def with_options(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """Return a run's configuration with options given anew, of those that may change when it goes on."""
     for name in overrides:
         if not name.startswith(MAY_CHANGE):
             raise ConfigError(f"{name} cannot change on resuming: it would be another run; start one with --out")
-    run = open_run(folder)
-    if overrides:
-        run = replace(run, config=with_absolute_paths(parse_config(run.config.to_dict(), overrides)))
-        with locked(run):
-            latest = latest_checkpoint(run.checkpoints)
-            if latest is not None and run.config.training.iterations < (done := iteration_of(latest)):
-                raise ConfigError(
-                    f"training.iterations is {run.config.training.iterations}, but {done} are done already"
-                )
-            write_config(folder, run.config)
-    return run
+    return with_absolute_paths(parse_config(config.to_dict(), overrides)) if overrides else config
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -104,29 +105,31 @@ def with_absolute_paths(config: Config) -> Config:
     return replace(config, data={**config.data, "directory": str(Path(directory).expanduser().resolve())})
 
 
-def train_and_show(run: Run, world: World = ALONE) -> Result:
+def show_training(
+    folder: Path, config: Config, learner: Learner, splits: Splits, *, existing: Existing, world: World = ALONE
+) -> Result:
     """Train a run to its end with a live display, and plot its learning curves; the first process does the showing."""
     keep_freed_memory()
-    options = run.config.training
-    with TrainingDisplay(run.folder.name, options.iterations, options.meta_batch, quiet=not world.is_first) as display:
+    options = config.training
+    with TrainingDisplay(folder.name, options.iterations, options.meta_batch, quiet=not world.is_first) as display:
         try:
-            result = train(run, display, world)
+            result = train(folder, config, learner, splits, display, existing=existing, world=world)
         except ProcessLostError as error:
             raise TrainingError(
                 f"{error}. The last checkpoint is kept; go on, with any number of processes, "
-                f"with: metadropout train --resume {run.folder}"
+                f"with: metadropout train --resume {folder}"
             ) from None
     if not world.is_first:
         return result
     try:
-        plotted = plot_curves(run)
+        plotted = plot_curves(result.run)
     except OSError as error:
         print(f"the learning curves cannot be drawn: {error}", file=sys.stderr)
         plotted = None
     if result.stopped_by is not None:
         print(f"stopped by {result.stopped_by.name} after iteration {result.iteration}, state saved")
-        print(f"go on with: metadropout train --resume {run.folder}")
+        print(f"go on with: metadropout train --resume {folder}")
     else:
-        print(f"trained to iteration {result.iteration}; see {plotted or run.metrics}")
-        print(f"accuracy on unseen classes: metadropout evaluate {run.folder}")
+        print(f"trained to iteration {result.iteration}; see {plotted or result.run.metrics}")
+        print(f"accuracy on unseen classes: metadropout evaluate {folder}")
     return result

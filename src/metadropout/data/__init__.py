@@ -1,7 +1,7 @@
 """Data sets: `open_dataset(name)` gives the training, validation and test classes of each."""
 
 from metadropout.data.episodes import Episode, EpisodeIndices, EpisodeSampler
-from metadropout.data.images import ClassSubset, ImageSet, ImageShape, Splits
+from metadropout.data.images import ClassSubset, Identity, ImageSet, ImageShape, Splits
 from metadropout.data.prefetch import Prefetcher
 from metadropout.data.registry import DATASETS, open_dataset
 from metadropout.data.saved_episodes import SavedEpisodes, load_episodes, save_episodes
@@ -12,6 +12,7 @@ __all__ = [
     "Episode",
     "EpisodeIndices",
     "EpisodeSampler",
+    "Identity",
     "ImageSet",
     "ImageShape",
     "Prefetcher",

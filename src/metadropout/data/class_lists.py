@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
 import numpy as np
@@ -71,3 +71,9 @@ def check_lists(lists: SplitLists, known: Sequence[str], where: str) -> None:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def listed(names: Iterable[str], most: int = 10) -> str:
+    """Return the first of some names for a message, and how many more there are."""
+    names = [name.encode(errors="backslashreplace").decode() for name in names]  # file names need not be text
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

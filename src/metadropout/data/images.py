@@ -6,10 +6,13 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from metadropout.data.class_lists import listed
 
 UInt8Array = NDArray[np.uint8]
 IntArray = NDArray[np.int64]
@@ -58,6 +61,16 @@ class ImageSet(ABC):
             digest.update(self.gather(np.full(size, number), np.arange(size)).tobytes())
         return digest.hexdigest()
 
+    def class_digests(self) -> list[str]:
+        """Return a digest of each class: of its images in their order.
+
+        As with `checksum`, sets that know a shorter way take it.
+        """
+        return [
+            hashlib.sha256(self.gather(np.full(size, number), np.arange(size)).tobytes()).hexdigest()[:32]
+            for number, size in enumerate(self.class_sizes)
+        ]
+
 
 class ClassSubset(ImageSet):
     """Some classes of another set, renumbered from zero."""
@@ -77,12 +90,61 @@ class ClassSubset(ImageSet):
         """Return a checksum of the parent and the choice of classes; see `ImageSet.checksum`."""
         return hashlib.sha256(f"{self.parent.checksum()} {self.classes.tolist()}".encode()).hexdigest()
 
+    def class_digests(self) -> list[str]:
+        """Return the parent's digests of these classes; see `ImageSet.class_digests`."""
+        digests = self.parent.class_digests()
+        return [digests[c] for c in self.classes]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What identifies a data set, wherever its files lie: its classes, split by split, and a digest of their images."""
+
+    classes: dict[str, list[str]]
+    """The names of the "train", "validation" and "test" classes, in their order."""
+    digest: str
+    """Of the images of all these classes; classes that are in no split do not count."""
+
+    def changes(self, now: Identity) -> list[str]:
+        """Say what is different in a data set that was this one, nothing where it is the same.
+
+        Args:
+            now: the data set as it is now.
+        """
+        found = []
+        for split, before in self.classes.items():
+            after = now.classes[split]
+            for what, names in (("new", set(after) - set(before)), ("gone", set(before) - set(after))):
+                if names:
+                    shown = listed(map(repr, sorted(names)), 5)
+                    found.append(f"{len(names)} {split} class{'es are' if len(names) > 1 else ' is'} {what}: {shown}")
+            if before != after and sorted(before) == sorted(after):
+                found.append(f"the {split} classes are in another order")
+        if not found and self.digest != now.digest:
+            found.append("the classes are the same, but their images are not")
+        return found
+
 
 @dataclass(frozen=True)
 class Splits:
     """A data set's training, validation and test classes; no class is in two of them."""
 
     train: ImageSet
+    """Without any class where a data set is for testing only."""
     validation: ImageSet | None
     """None where the data set sets no validation classes aside."""
     test: ImageSet
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What identifies this data set: see `Identity`."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        digest = hashlib.sha256(repr(tuple(self.train.image_shape)).encode())
+        for images in parts.values():
+            if images is not None:
+                for name, of_class in zip(images.class_names, images.class_digests(), strict=True):
+                    digest.update(f"{name!r} {of_class}\n".encode())
+        return Identity(
+            {part: [] if images is None else list(images.class_names) for part, images in parts.items()},
+            digest.hexdigest(),
+        )

@@ -80,6 +80,10 @@ class Learner(nn.Module, ABC):
             generator: source of all randomness; required where there is any.
         """
 
+    def for_way(self, way: int) -> Learner:
+        """Return a learner for tasks with that many classes; by default itself, for learners of any way."""
+        return self
+
     def loss(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Tensor:
         """Return the query loss after learning from the support images, differentiable in all parameters."""
         return self.forward(episode, generator=generator).loss
@@ -104,6 +108,10 @@ class Learner(nn.Module, ABC):
         """Return `task_gradient` of several tasks, each with a generator of its own; by default one after the other."""
         pairs = zip(episodes, generators, strict=True)
         return [self.task_gradient(episode, generator=generator) for episode, generator in pairs]
+
+    def changed_buffers(self) -> Sequence[str]:
+        """Return the names of the buffers that tasks change; every task then gives a value for each of them."""
+        return ()
 
     def next_buffer(self, name: str, values: Tensor) -> Tensor:
         """Return a buffer's value after an outer step, from what the tasks made of it; by default their mean.

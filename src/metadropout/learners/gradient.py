@@ -22,14 +22,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from metadropout.data import Episode
+from metadropout.learners.any_way import with_way
 from metadropout.learners.base import TEST_SAMPLES, Classifier, Learner, Outcome, TaskGradient, check_samples
 from metadropout.learners.batched import OverTasks, can_be_stacked, one_task, stacked_task_gradients
 from metadropout.learners.checkpointing import recomputed
 from metadropout.networks.functional import weight_names
+from metadropout.networks.layers import PerturbableLayers, find_layers
 from metadropout.noise import NoiseSource, as_noise_source
 from metadropout.ops.precision import Precision
 from metadropout.perturbations import NoPerturbation, Perturbation, PerturbedNetwork
 from metadropout.perturbations.base import Weights
+from metadropout.perturbations.layers import LayerPerturbation
 
 STATE = "state."
 """How the names of the inner optimiser's state begin."""
@@ -192,6 +195,16 @@ class GradientLearner(Learner):
         # Copies, so that the adapted model stays what it is when training goes on.
         weights = {name: p.detach().clone() for name, p in self.initial_weights().items()}
         return self.inner_steps(weights, x, y, noise, samples, differentiable=False, steps=self.test_steps)
+
+    def for_way(self, way: int) -> GradientLearner:
+        return with_way(self, way)
+
+    def layers(self) -> PerturbableLayers:
+        """Return the hidden layers and the head of its network, as its perturbation sees them."""
+        for part in self.perturbation.modules():
+            if isinstance(part, LayerPerturbation):
+                return PerturbableLayers(tuple(part.hidden_names), part.head_name)
+        return find_layers(self.network)
 
     def samples_used(self, asked: int | None = None) -> int:
         asked = check_samples(TEST_SAMPLES if asked is None else asked)

@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, and how to make and open one."""
+"""A run's folder: what is in it, and how to make, claim and open one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from metadropout.config import Config, load_config
+from metadropout.config import MAY_CHANGE, Config, as_text, load_config
+from metadropout.data import Identity
 from metadropout.data.locks import exclusive
-from metadropout.errors import CheckpointError, ConfigError, MetadropoutError
+from metadropout.errors import CheckpointError, ConfigError, DataError, MetadropoutError
 from metadropout.files import write_atomically
-from metadropout.training.checkpoints import latest_checkpoint
+from metadropout.training.checkpoints import iteration_of, latest_checkpoint
 
 CONTENTS = """\
 # {title}
@@ -30,6 +32,7 @@ CONTENTS = """\
 | file | what it is |
 |---|---|
 | `config.yaml` | every option of this run, defaults included |
+| `data.json` | the classes of each split, and a digest of their images |
 | `environment.json` | versions, machine and command of each start |
 | `metrics.jsonl` | loss, accuracy and speed over time, one JSON object per line |
 | `events/` | the same for TensorBoard: `tensorboard --logdir .` |
@@ -40,6 +43,9 @@ CONTENTS = """\
     metadropout train --resume {folder}      # go on where it stopped
     metadropout evaluate {folder}            # accuracy on unseen classes
 """
+
+HARMLESS = {"README.md", "data.json", "environment.json", ".lock", "checkpoints"}
+"""What a start that was killed before its `config.yaml` was there leaves behind."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,19 @@ class Run:
         """Loss, accuracy and speed over time, as JSON lines."""
         return self.folder / "metrics.jsonl"
 
+    @property
+    def data(self) -> Path:
+        """Which classes the run was trained and is tested on."""
+        return self.folder / "data.json"
+
     def latest(self) -> Path:
         """Return the newest checkpoint."""
         path = latest_checkpoint(self.checkpoints)
         if path is None:
-            raise CheckpointError(f"{self.checkpoints}: there is no checkpoint yet; train the run first")
+            raise CheckpointError(
+                f"{self.checkpoints}: there is no checkpoint: they have been deleted or moved. Put them back, or start "
+                "again in another folder"
+            )
         return path
 
     def state(self, which: str) -> Path:
@@ -78,25 +92,82 @@ class Run:
             )
         return best
 
+    def identity(self) -> Identity | None:
+        """Return what identifies the data that the run was trained on; None where that was not recorded."""
+        if not self.data.exists():
+            return None
+        try:
+            return TypeAdapter(Identity).validate_json(self.data.read_bytes())
+        except (OSError, ValidationError):
+            raise DataError(
+                f"{self.data}: is damaged; restore it, or delete it if the data set has not changed since the run began"
+            ) from None
 
-def create_run(folder: Path, config: Config) -> Run:
-    """Make a run's folder, with its configuration and environment in it."""
+    def check_data(self, now: Identity) -> None:
+        """Refuse a data set that is not the one with which the run began."""
+        before = self.identity()
+        if before is not None and (changes := before.changes(now)):
+            raise DataError(
+                f"{self.folder}: the data set is not the one that this run began with: {'; '.join(changes)}. Bring the "
+                "data set back as it was (data.json lists its classes), or start a new run"
+            )
+
+    def check_tested_data(self, config: Config, now: Identity, split: str) -> None:
+        """Refuse to test on classes that the run was trained on, and say where the data set is another one.
+
+        Args:
+            config: of the test; its data set may be another than the run's.
+            now: what identifies that data set.
+            split: which of its classes are tested on.
+        """
+        before = self.identity()
+        if before is None or not (changes := before.changes(now)):
+            return
+        overlap = sorted(set(before.classes["train"]) & set(now.classes[split])) if split != "train" else []
+        if overlap and config.data["name"] == self.config.data["name"]:
+            raise DataError(
+                f"{self.folder}: {len(overlap)} of the {split} classes are classes that this run was trained on, "
+                f"such as '{overlap[0]}', because the data set has changed: {'; '.join(changes)}. Bring it back as "
+                "it was (data.json lists its classes), or name the test classes"
+            )
+        print(f"{self.folder.name}: is tested on another data set than its own: {'; '.join(changes)}", file=sys.stderr)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold a run's folder for one process: to start it, or to go on with it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: the run's folder cannot be made: {error.strerror}") from None
+    try:
+        with exclusive(folder / ".lock", wait=False):
+            yield
+    except BlockingIOError:
+        raise MetadropoutError(f"{folder}: another process is training this run; stop it first") from None
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder for a new run that holds one already, or something else."""
     if (folder / "config.yaml").exists():
         raise ConfigError(
             f"{folder}: holds a run already; go on with 'metadropout train --resume {folder}' or choose another --out"
         )
-    # What a start that was killed at once leaves behind does not count.
-    harmless = {"environment.json", "README.md", ".lock"}
-    if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - harmless):
+    if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - HARMLESS):
         raise ConfigError(f"{folder}: is there already and is not an empty folder; choose another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = CONTENTS.format(title=folder.name, description=config.description, folder=folder)
-        write_atomically(folder / "README.md", text)
-        write_config(folder, config)
-    except OSError as error:
-        raise ConfigError(f"{folder}: the run's folder cannot be written: {error.strerror}") from None
-    return Run(folder, config)
+
+
+def describe_run(run: Run, identity: Identity) -> None:
+    """Write the files that say what a run is; its `config.yaml`, which makes it one, comes last."""
+    text = CONTENTS.format(title=run.folder.name, description=run.config.description, folder=run.folder)
+    write_atomically(run.folder / "README.md", text)
+    write_identity(run, identity)
+    write_config(run.folder, run.config)
+
+
+def write_identity(run: Run, identity: Identity) -> None:
+    """Write a run's `data.json`: what identifies its data set."""
+    write_atomically(run.data, json.dumps(vars(identity)) + "\n")
 
 
 def open_run(folder: Path) -> Run:
@@ -111,23 +182,35 @@ def open_run(folder: Path) -> Run:
         ) from None
 
 
+def check_same_run(run: Run, config: Config) -> None:
+    """Refuse a configuration that cannot go on with a run, and say in what it differs."""
+    found, wanted = run.config.options(), config.options()
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name) and not name.startswith(MAY_CHANGE):
+            raise ConfigError(
+                f"{run.folder}: holds a run with {name} {as_text(found.get(name))}, not {as_text(wanted.get(name))}; "
+                "choose another folder, or give the run's own options"
+            )
+    before, now = run.config.training, config.training
+    if before.schedule in ("linear", "cosine") and before.iterations != now.iterations:
+        raise ConfigError(
+            f"training.iterations cannot change from {before.iterations} to {now.iterations}: the rate's "
+            f"{before.schedule} schedule depends on it, so it would be another run"
+        )
+    latest = latest_checkpoint(run.checkpoints)
+    if latest is not None and now.iterations < (done := iteration_of(latest)):
+        raise ConfigError(f"training.iterations is {now.iterations}, but {done} are done already")
+
+
 def write_config(folder: Path, config: Config) -> None:
     """Write a run's `config.yaml`."""
     write_atomically(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
 
 
-@contextmanager
-def locked(run: Run) -> Iterator[None]:
-    """Keep a second process from training the same run at the same time."""
-    try:
-        with exclusive(run.folder / ".lock", wait=False):
-            yield
-    except BlockingIOError:
-        raise MetadropoutError(f"{run.folder}: another process is training this run; stop it first") from None
-
-
 def record_start(folder: Path, *, processes: int, threads: int) -> None:
     """Add to `environment.json` with which versions, machine and command the run starts or goes on.
+
+    A damaged file is kept beside the new one, because a run needs none of it to go on.
 
     Args:
         folder: the run's folder.
@@ -135,7 +218,13 @@ def record_start(folder: Path, *, processes: int, threads: int) -> None:
         threads: of each of them.
     """
     path = folder / "environment.json"
-    starts = json.loads(path.read_text(encoding="utf-8"))["starts"] if path.exists() else []
+    starts: list[Any] = []
+    if path.is_file():
+        try:
+            starts = TypeAdapter(dict[str, list[dict[str, Any]]]).validate_json(path.read_bytes())["starts"]
+        except (ValidationError, KeyError):
+            with suppress(OSError):
+                path.replace(path.with_suffix(".json.damaged"))
     start = {**environment(), "processes": processes, "threads": threads}
     write_atomically(path, json.dumps({"starts": [*starts, start]}, indent=1) + "\n")
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from torch import Tensor
 
 from metadropout.errors import CheckpointError, TrainingError
@@ -22,32 +25,58 @@ VERSION = 1
 KEPT = 2
 """How many of the latest checkpoints a run keeps; the older one is there in case the newer is damaged."""
 
+_NAME = re.compile(r"iteration-(\d{8})\.safetensors")
+
 
 @dataclass(frozen=True)
 class Progress:
     """Where a run stands."""
 
-    iteration: int
+    iteration: Annotated[int, Field(ge=0, lt=10**8)]
     """Outer steps done."""
-    seconds: float
+    seconds: Annotated[FiniteFloat, Field(ge=0)]
     """Time spent training so far."""
-    best_accuracy: float | None = None
+    best_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     """Validation accuracy of the best state so far."""
-    best_iteration: int | None = None
+    best_iteration: Annotated[int, Field(ge=0)] | None = None
 
 
-def save_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimizer | None, progress: Progress) -> None:
+def save_checkpoint(
+    path: Path,
+    learner: Learner,
+    optimizer: torch.optim.Optimizer | None,
+    progress: Progress,
+    run: Mapping[str, Any] | None = None,
+) -> None:
     """Write a run's whole state to one safetensors file, atomically; without an optimiser only what testing needs.
 
+    Args:
+        path: the file.
+        learner: whose parameters and buffers are saved.
+        optimizer: whose state is saved, too.
+        progress: where the run stands.
+        run: what the run computes, by name, so that the file cannot be taken for another run's.
+
     Raises:
-        TrainingError: if the file cannot be written; an earlier file of that name is left as it was.
+        TrainingError: if the file cannot be written, or the state is not worth keeping because a number in it is not
+            finite; an earlier file of that name is left as it was.
     """
     tensors = {f"learner.{name}": p.detach() for name, p in learner.named_parameters()}
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise TrainingError(
+                f"'{name.removeprefix('learner.')}' is not finite after iteration {progress.iteration}: lower "
+                "training.meta_lr. This state is not saved; the checkpoint before it is kept"
+            )
+    tensors |= {f"buffer.{name}": b.detach() for name, b in learner.state_dict().items() if name in _buffers(learner)}
     for name, parameter in learner.named_parameters():
         for key, value in (optimizer.state.get(parameter, {}) if optimizer is not None else {}).items():
-            tensors[f"optimizer.{key}.{name}"] = value
+            if value is not None:  # as for a momentum that is not used
+                tensors[f"optimizer.{key}.{name}"] = value
     tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
     metadata = {"format": FORMAT, "version": str(VERSION), "progress": json.dumps(vars(progress))}
+    if run is not None:
+        metadata["run"] = json.dumps(dict(run))
     metadata["sha256"] = _digest(tensors, metadata)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,40 +84,58 @@ def save_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimiz
     except OSError as error:
         raise TrainingError(
             f"{path}: the checkpoint cannot be written: {error.strerror}; the one before it is kept. "
-            f"Make room or mend the folder, then go on with: metadropout train --resume {path.parent.parent}"
+            f"Make room or fix the folder, then go on with: metadropout train --resume {path.parent.parent}"
         ) from None
 
 
-def load_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimizer | None = None) -> Progress:
+def load_checkpoint(
+    path: Path,
+    learner: Learner,
+    optimizer: torch.optim.Optimizer | None = None,
+    run: Mapping[str, Any] | None = None,
+) -> Progress:
     """Read a checkpoint into a learner and, if given, its optimiser; check everything before changing either.
 
+    Args:
+        path: the file.
+        learner: gets the parameters and buffers.
+        optimizer: gets its state.
+        run: what the run computes that the checkpoint has to belong to; what the file does not name is not compared.
+
     Raises:
-        CheckpointError: if the file is missing, damaged, foreign, or of another network.
+        CheckpointError: if the file is missing, damaged, or of another program, network or run.
     """
     tensors, metadata = read_checkpoint(path)
+    _check_run(path, metadata, run or {})
     parameters = dict(learner.named_parameters())
-    stored = {name.removeprefix("learner."): t for name, t in tensors.items() if name.startswith("learner.")}
+    stored = _part(tensors, "learner.")
     if stored.keys() != parameters.keys():
         odd = sorted(stored.keys() ^ parameters.keys())
         raise CheckpointError(f"{path}: is of another model: '{odd[0]}' is in one but not in the other")
-    for name, parameter in parameters.items():
-        if stored[name].shape != parameter.shape:
+    buffers = {name: b for name, b in learner.named_buffers() if name in _part(tensors, "buffer.")}
+    for name, own in {**parameters, **buffers}.items():
+        _check_tensor(path, name, stored[name] if name in stored else tensors[f"buffer.{name}"], own)
+    states = {name: _optimizer_state(tensors, name) for name in parameters} if optimizer is not None else {}
+    progress = progress_of(path, metadata)
+    if progress.iteration and optimizer is not None and not any(states.values()):
+        sgd = isinstance(optimizer, torch.optim.SGD)  # has no state without momentum
+        if not sgd:
             raise CheckpointError(
-                f"{path}: is of another model: '{name}' has shape {tuple(stored[name].shape)}, "
-                f"not {tuple(parameter.shape)}"
+                f"{path}: was exported without the optimiser's state: it can be tested, not trained on"
             )
-    progress = Progress(**json.loads(metadata["progress"]))
-    if optimizer is not None and progress.iteration > 0 and not any(n.startswith("optimizer.") for n in tensors):
-        raise CheckpointError(f"{path}: was exported without the optimiser's state: it can be tested, not trained on")
+    for name, state in states.items():
+        for key, value in state.items():
+            if value.dim() and value.shape != parameters[name].shape:
+                raise CheckpointError(f"{path}: the optimiser's {key} of '{name}' has shape {tuple(value.shape)}")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(stored[name])
+        for name, buffer in buffers.items():
+            buffer.copy_(tensors[f"buffer.{name}"])
     if optimizer is not None:
         for name, parameter in parameters.items():
             optimizer.state[parameter] = {
-                key.split(".")[1]: value.to(parameter.device if value.dim() else "cpu")
-                for key, value in tensors.items()
-                if re.fullmatch(rf"optimizer\.[a-z_]+\.{re.escape(name)}", key)
+                key: value.to(parameter.device if value.dim() else "cpu") for key, value in states[name].items()
             }
     return progress
 
@@ -96,6 +143,8 @@ def load_checkpoint(path: Path, learner: Learner, optimizer: torch.optim.Optimiz
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a checkpoint's tensors and metadata, and verify its format and checksum."""
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: is not a regular file, so not a checkpoint; delete it")
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -115,6 +164,20 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
+def weights_digest(learner: Learner) -> str:
+    """Return a short digest of a learner's parameters and buffers: equal for equal weights, wherever they lie."""
+    tensors = {name: t.detach().cpu() for name, t in learner.state_dict().items()}
+    return _digest(tensors, {})[:16]
+
+
+def progress_of(path: Path, metadata: Mapping[str, str]) -> Progress:
+    """Read from a checkpoint's metadata where its run stood."""
+    try:
+        return TypeAdapter(Progress).validate_json(metadata.get("progress", ""))
+    except ValidationError:
+        raise CheckpointError(f"{path}: does not say where its run stood{_fix(path)}") from None
+
+
 def checkpoint_path(folder: Path, iteration: int) -> Path:
     """Return the name of the checkpoint after that many outer steps."""
     return folder / f"iteration-{iteration:08d}.safetensors"
@@ -125,15 +188,65 @@ def iteration_of(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """List the checkpoints of a run, oldest first; files of other names do not count."""
+    return sorted(path for path in folder.glob("iteration-*.safetensors") if _NAME.fullmatch(path.name))
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint of a run, None where there is none."""
-    return max(folder.glob("iteration-*.safetensors"), default=None)
+    return max(checkpoints_in(folder), default=None)
 
 
 def drop_old_checkpoints(folder: Path) -> None:
     """Delete all but the newest checkpoints."""
-    for path in sorted(folder.glob("iteration-*.safetensors"))[:-KEPT]:
+    for path in checkpoints_in(folder)[:-KEPT]:
         path.unlink(missing_ok=True)
+
+
+def _buffers(learner: Learner) -> set[str]:
+    return {name for name, _ in learner.named_buffers()}
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _optimizer_state(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    pattern = re.compile(rf"optimizer\.([a-z_]+)\.{re.escape(name)}")
+    return {match[1]: value for key, value in tensors.items() if (match := pattern.fullmatch(key))}
+
+
+def _check_tensor(path: Path, name: str, stored: Tensor, own: Tensor) -> None:
+    if stored.shape != own.shape:
+        raise CheckpointError(
+            f"{path}: is of another model: '{name}' has shape {tuple(stored.shape)}, not {tuple(own.shape)}"
+        )
+    if stored.dtype.is_floating_point != own.dtype.is_floating_point or stored.dtype.is_complex:
+        raise CheckpointError(f"{path}: '{name}' holds {stored.dtype} numbers, not {own.dtype}{_fix(path)}")
+    if stored.dtype.is_floating_point and not stored.isfinite().all():
+        raise CheckpointError(f"{path}: '{name}' has values that are not finite numbers{_fix(path)}")
+
+
+def _check_run(path: Path, metadata: Mapping[str, str], run: Mapping[str, Any]) -> None:
+    try:
+        stored = json.loads(metadata.get("run", "{}"))
+    except ValueError:
+        stored = None
+    if not isinstance(stored, dict):
+        raise CheckpointError(f"{path}: does not say which run it belongs to{_fix(path)}")
+    wanted = json.loads(json.dumps(dict(run)))
+    for name in stored.keys() & wanted.keys():
+        if stored[name] != wanted[name]:
+            raise CheckpointError(
+                f"{path}: belongs to another run: there {name} is {_shown(stored[name])}, here it is "
+                f"{_shown(wanted[name])}; put this run's own checkpoint in its place, or delete it"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
@@ -148,7 +261,7 @@ def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
 
 
 def _fix(path: Path) -> str:
-    others = [p for p in path.parent.glob("iteration-*.safetensors") if p.name < path.name]
+    others = [p for p in checkpoints_in(path.parent) if p.name < path.name]
     if not path.name.startswith("iteration-") or not others:
         return ""
     return f"; delete it to go on from {max(others).name}"

@@ -2,79 +2,150 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from metadropout.analysis.tracing import noise_strengths
-from metadropout.config import Config, batches_tasks, build_learner, resolve_device
+from metadropout.config import Config, batches_tasks, build_learner, parse_config, resolve_device
 from metadropout.data import Episode, EpisodeSampler, Prefetcher, Splits, open_dataset
 from metadropout.errors import DataError, TrainingError
 from metadropout.evaluation import evaluate
 from metadropout.learners import Learner
 from metadropout.noise import SeededNoise, mix_seed
-from metadropout.runs.folder import Run
-from metadropout.training.checkpoints import Progress, load_checkpoint
+from metadropout.runs.folder import (
+    Run,
+    check_free,
+    check_same_run,
+    claimed,
+    describe_run,
+    open_run,
+    write_config,
+    write_identity,
+)
+from metadropout.training.checkpoints import (
+    Progress,
+    checkpoint_path,
+    load_checkpoint,
+    save_checkpoint,
+)
 from metadropout.training.distributed import ALONE, World
+from metadropout.training.outer import OuterOptimizer
 from metadropout.training.recording import KeptRecords, Records, Watcher
 from metadropout.training.workers import Workers, on_one_thread, threads_to_use
 
 TRAINING, VALIDATION, TESTING, WATCHING = 0, 1, 2, 3
 """Keys that keep the random numbers of training, validation, testing and of measuring the noise apart."""
 
+Existing = Literal["refuse", "resume", "require"]
+"""What to do with a run that is in the folder already: only start new runs, start or resume, or only resume."""
+
 
 @dataclass(frozen=True)
 class Result:
     """How a call of `train` ended."""
 
+    run: Run
     iteration: int
     stopped_by: signal.Signals | None
     """The signal that stopped the run early; None if it ran to its end."""
 
 
-def train(run: Run, watcher: Watcher, world: World = ALONE) -> Result:
+def train(
+    folder: Path,
+    config: Config,
+    learner: Learner,
+    splits: Splits,
+    watcher: Watcher,
+    *,
+    existing: Existing = "resume",
+    world: World = ALONE,
+) -> Result:
     """Train a run to its end, from its newest checkpoint if it has one; safe to be stopped at any moment.
 
     The run is a function of its configuration: neither stopping and resuming nor anything else changes its weights.
 
     Args:
-        run: which run.
+        folder: the run's folder.
+        config: what to do in it; of a run that is there already only options that may change can be new.
+        learner: what is trained, with initial values that depend on nothing but the configuration.
+        splits: the data set.
         watcher: shows the user how it goes.
+        existing: what to do with a run that is in the folder already.
         world: the processes that train it together.
     """
-    config = run.config
     device = resolve_device(config.machine, world.local_rank)
     threads = threads_to_use(config.machine.threads)
-    splits, learner = open_parts(config)
     sampler = episode_sampler(config, splits, "train", TRAINING)
     validation = episode_sampler(config, splits, "validation", VALIDATION) if splits.validation is not None else None
     learner = learner.to(device)
     # The layout in which convolutions want their weights; the values are the same.
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.Adam(learner.parameters(), lr=config.training.meta_lr)
-    watched = sampler(0, 0).query_x.to(device)
-    measure = partial(noise_strengths, learner, watched, SeededNoise(config.seed, WATCHING))
-    kept = KeptRecords(run, learner, optimizer, watcher, measure, processes=world.size, threads=threads)
+    outer = OuterOptimizer((p for p in learner.parameters() if p.requires_grad), config.training)
 
-    with interruptible() as interrupt, on_one_thread(), kept if world.is_first else Records() as records:
+    with ExitStack() as stack:
+        if world.is_first:
+            stack.enter_context(claimed(folder))
+        text = world.from_first(lambda: _start_or_resume(folder, config, learner, outer, splits, existing))
+        run = Run(folder, parse_config(json.loads(text)))
+        config = run.config
+        watched = sampler(0, 0).query_x.to(device)
+        measure = partial(noise_strengths, learner, watched, SeededNoise(config.seed, WATCHING))
+        kept = KeptRecords(run, learner, outer.optimizer, watcher, measure, processes=world.size, threads=threads)
+        interrupt = stack.enter_context(interruptible())
+        stack.enter_context(on_one_thread())
+        records = stack.enter_context(kept if world.is_first else Records())
         newest = world.from_first(lambda: str(run.latest()))
-        progress = load_checkpoint(Path(newest), learner, optimizer)
+        progress = load_checkpoint(Path(newest), learner, outer.optimizer, config.computed_options())
         records.begin(progress)
-        with Workers(learner, config.training.meta_batch, threads=threads, world=world) as workers:
-            pairs = ((i, t) for i in range(progress.iteration, config.training.iterations) for t in workers.share)
-            ahead = 2 * max(1, len(workers.share))
-            with Prefetcher(sampler.raw, pairs, depth=ahead, pin_memory=device.type == "cuda") as episodes:
-                loop = _Loop(run, learner, optimizer, episodes, validation, workers, records)
-                return loop.run_from(progress, interrupt)
+        # Where tasks depend on each other, every process does all of them, in order.
+        together = learner.tasks_in_order
+        workers = stack.enter_context(
+            Workers(
+                learner,
+                config.training.meta_batch,
+                threads=1 if together else threads,
+                world=ALONE if together else world,
+            )
+        )
+        pairs = ((i, t) for i in range(progress.iteration, config.training.iterations) for t in workers.share)
+        ahead = 2 * max(1, len(workers.share))
+        episodes = stack.enter_context(Prefetcher(sampler.raw, pairs, depth=ahead, pin_memory=device.type == "cuda"))
+        loop = _Loop(run, learner, outer, episodes, validation, workers, records, threads=threads, world=world)
+        return loop.run_from(progress, interrupt)
+
+
+def _start_or_resume(
+    folder: Path, config: Config, learner: Learner, outer: OuterOptimizer, splits: Splits, existing: Existing
+) -> str:
+    """Make a run's folder, or check that it can be gone on with; return the run's configuration as JSON."""
+    if existing == "refuse" or (existing == "resume" and not (folder / "config.yaml").exists()):
+        check_free(folder)
+        run = Run(folder, config)
+        # First the state, last the configuration, which makes it a run: what is killed in between leaves none.
+        path = checkpoint_path(run.checkpoints, 0)
+        save_checkpoint(path, learner, outer.optimizer, Progress(0, 0.0), config.computed_options())
+        describe_run(run, splits.identity)
+    else:
+        run = open_run(folder)
+        check_same_run(run, config)
+        run.latest()
+        run.check_data(splits.identity)
+        if not run.data.exists():
+            write_identity(run, splits.identity)
+        if config != run.config:
+            write_config(folder, config)
+    return json.dumps(config.to_dict())
 
 
 class _Task(NamedTuple):
@@ -92,16 +163,21 @@ class _Loop:
         self,
         run: Run,
         learner: Learner,
-        optimizer: torch.optim.Optimizer,
+        outer: OuterOptimizer,
         episodes: Iterator[Episode],
         validation: EpisodeSampler | None,
         workers: Workers,
         records: Records,
+        *,
+        threads: int,
+        world: World,
     ) -> None:
         # `episodes` gives this process' tasks of the iterations to come, in order.
-        self.run, self.learner, self.optimizer, self.episodes = run, learner, optimizer, episodes
+        self.run, self.learner, self.outer, self.episodes = run, learner, outer, episodes
         self.validation, self.workers, self.records = validation, workers, records
-        self.trained = {name: p for name, p in learner.named_parameters() if p.requires_grad}
+        self.threads, self.world = threads, world
+        self.trained = [name for name, p in learner.named_parameters() if p.requires_grad]
+        self.buffers = {name: b for name, b in learner.named_buffers() if name in learner.changed_buffers()}
 
     def run_from(self, progress: Progress, interrupt: Interrupt) -> Result:
         options = self.run.config.training
@@ -117,38 +193,42 @@ class _Loop:
                 progress = self.validate(progress, self.validation)
             overdue = time.monotonic() - last_save > 60 * options.checkpoint_minutes
             # Read once, as a signal may come at any moment; and if one process was asked to stop, all stop here.
-            stop = self.workers.world.largest(interrupt.received or 0)
+            stop = self.world.largest(interrupt.received or 0)
             if done % options.checkpoint_every == 0 or overdue or finished or stop:
                 self.records.save(progress)
                 last_save = time.monotonic()
             if stop and not finished:
-                return Result(done, signal.Signals(stop))
-        return Result(progress.iteration, None)
+                return Result(self.run, done, signal.Signals(stop))
+        return Result(self.run, progress.iteration, None)
 
     def outer_step(self, iteration: int) -> tuple[float, float]:
-        """Average the gradients of the meta-batch, clip the average element by element, take one Adam step."""
-        clip = self.run.config.training.clip
-        sizes = [parameter.numel() for parameter in self.trained.values()]
+        """Average the gradients of the meta-batch and take one step along them."""
+        sizes = [parameter.numel() for parameter in self.outer.parameters]
+        extra = [buffer.numel() for buffer in self.buffers.values()]
         pairs = zip(self.workers.share, self.episodes, strict=False)
         items = (_Task(iteration, task, episode) for task, episode in pairs)
         together = batches_tasks(self.run.config.machine, next(self.learner.parameters()).device)
-        groups = [list(items)] if together and self.workers.share else ([item] for item in items)
-        results = self.workers.run(self.tasks, groups, width=sum(sizes) + 2)  # (tasks, gradients, loss and accuracy)
-        *gradients, loss, accuracy = torch.split(results.mean(dim=0), [*sizes, 1, 1])
-        for parameter, gradient in zip(self.trained.values(), gradients, strict=True):
-            parameter.grad = torch.empty_like(parameter).copy_(gradient.view_as(parameter)).clamp_(-clip, clip)
-        self.optimizer.step()
-        return float(loss), float(accuracy)
+        in_one = self.workers.share and (together or self.learner.tasks_in_order)
+        groups = [list(items)] if in_one else ([item] for item in items)
+        # Shape (tasks, gradients, buffers, loss and accuracy).
+        results = self.workers.run(self.tasks, groups, width=sum(sizes) + sum(extra) + 2)
+        gradients, _, figures = torch.split(results.mean(dim=0), [sum(sizes), sum(extra), 2])
+        self.outer.step(torch.split(gradients, sizes), iteration)
+        buffers = torch.split(results[:, sum(sizes) : -2], extra, dim=1)
+        for (name, buffer), values in zip(self.buffers.items(), buffers, strict=True):
+            buffer.copy_(self.learner.next_buffer(name, values.reshape(-1, *buffer.shape)))
+        loss, accuracy = figures.tolist()
+        return loss, accuracy
 
     def tasks(self, learner: Learner, tasks: Sequence[_Task]) -> Tensor:
-        """Return each task's gradients, loss and accuracy, one after the other: shape (tasks, width)."""
+        """Return each task's gradients, buffers, loss and accuracy, one after the other: shape (tasks, width)."""
         device = next(learner.parameters()).device
         episodes = [task.episode.to(device) for task in tasks]
         noises = [SeededNoise(self.run.config.seed, TRAINING, task.iteration, task.number) for task in tasks]
         rows = []
         for result in learner.task_gradients(episodes, noises):
-            gradients = [result.gradients[name] for name in self.trained]
-            rows.append(torch.cat([values.reshape(-1) for values in (*gradients, result.loss, result.accuracy)]))
+            values = [*(result.gradients[name] for name in self.trained), *(result.buffers[n] for n in self.buffers)]
+            rows.append(torch.cat([value.reshape(-1) for value in (*values, result.loss, result.accuracy)]))
         for task, episode, noise, row in zip(tasks, episodes, noises, rows, strict=True):
             if not row.isfinite().all():
                 cause = learner.explain_failure(episode, generator=noise)
@@ -166,8 +246,8 @@ class _Loop:
             episodes=options.validation_episodes,
             mc_samples=options.validation_samples,
             seed=mix_seed(seed, VALIDATION),
-            threads=self.workers.threads,
-            world=self.workers.world,
+            threads=self.threads,
+            world=self.world,
         )
         best = progress.best_accuracy is None or result.mean > progress.best_accuracy
         if best:
@@ -205,13 +285,19 @@ def interruptible() -> Iterator[Interrupt]:
             signal.signal(number, handler)
 
 
-def open_parts(config: Config) -> tuple[Splits, Learner]:
-    """Open a run's data set and build its learner; what is impossible fails here and not after a week."""
-    splits = open_splits(config)
+def open_parts(config: Config, splits: Splits | None = None, learner: Learner | None = None) -> tuple[Splits, Learner]:
+    """Open a run's data set and build its learner, unless given; what is impossible fails here, not after a week."""
+    splits = splits or open_splits(config)
     for split, key in (("train", TRAINING), ("validation", VALIDATION), ("test", TESTING)):
         if getattr(splits, split) is not None:
             episode_sampler(config, splits, split, key)
-    return splits, build_learner(config, splits.train.image_shape)
+    return splits, learner or build_learner(config, splits.train.image_shape)
+
+
+def build_for(trained: Config, tested: Config, splits: Splits) -> Learner:
+    """Build the learner of a run for a test on other tasks or data: as it was trained, with the test's inner steps."""
+    learner = {**trained.learner, **{k: v for k, v in tested.learner.items() if k == "test_steps"}}
+    return build_learner(replace(trained, learner=learner), splits.train.image_shape)
 
 
 def open_splits(config: Config) -> Splits:
@@ -233,8 +319,13 @@ def episode_sampler(config: Config, splits: Splits, split: str, key: int, seed: 
     if images is None:
         raise DataError(f"{config.data['name']} has no {split} classes in this run")
     episode = config.episode
+    way, shot, query = episode.way, episode.shot, episode.query
+    if split == "train" and key == TRAINING:
+        way, shot, query = episode.train_way or way, episode.train_shot or shot, episode.train_query or query
     mixed = mix_seed(config.seed if seed is None else seed, key)
     try:
-        return EpisodeSampler(images, way=episode.way, shot=episode.shot, query=episode.query, seed=mixed)
+        return EpisodeSampler(
+            images, way=way, shot=shot, query=query, seed=mixed, inductive=episode.protocol == "inductive"
+        )
     except DataError as error:
         raise DataError(f"{config.data['name']}, {split} classes: {error}") from None

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol, Self
 
 import torch
 
 from metadropout.evaluation import Evaluation
 from metadropout.learners import Learner
-from metadropout.runs.folder import Run, locked, record_start
+from metadropout.runs.folder import Run, record_start
 from metadropout.training.checkpoints import (
     Progress,
     checkpoint_path,
     drop_old_checkpoints,
-    latest_checkpoint,
     save_checkpoint,
 )
 from metadropout.training.metrics import MetricsLog
@@ -35,11 +35,11 @@ class Records:
     """Takes note of what happens in a run; this one keeps nothing, as another process of the run does that."""
 
     def __enter__(self) -> Self:
-        """Take hold of the run; from here on it has a checkpoint."""
+        """Begin to take notes."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of it."""
+        """Close what is open."""
 
     def begin(self, progress: Progress) -> None:
         """Take note of where the run stands at the start."""
@@ -83,14 +83,9 @@ class KeptRecords(Records):
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:  # lets go of the lock if anything below fails
-            stack.enter_context(locked(self.run))
-            for remains in self.run.checkpoints.glob("*.tmp"):  # of a write that was killed
-                remains.unlink()
-            record_start(self.run.folder, processes=self.processes, threads=self.threads)
-            if latest_checkpoint(self.run.checkpoints) is None:
-                self._save(Progress(0, 0.0))
-            self._stack = stack.pop_all()
+        for remains in self.run.checkpoints.glob("*.tmp"):  # of a write that was killed
+            remains.unlink()
+        record_start(self.run.folder, processes=self.processes, threads=self.threads)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,13 +108,12 @@ class KeptRecords(Records):
         self.log.add_validation(progress.iteration, result.mean, result.interval)
         self.watcher.on_message(f"iteration {progress.iteration}: validation accuracy {result}")
         if best:
-            save_checkpoint(self.run.checkpoints / "best.safetensors", self.learner, self.optimizer, progress)
+            self._save(self.run.checkpoints / "best.safetensors", progress)
 
     def save(self, progress: Progress) -> None:
         self.log.flush()
-        self._save(progress)
+        self._save(checkpoint_path(self.run.checkpoints, progress.iteration), progress)
         drop_old_checkpoints(self.run.checkpoints)
 
-    def _save(self, progress: Progress) -> None:
-        path = checkpoint_path(self.run.checkpoints, progress.iteration)
-        save_checkpoint(path, self.learner, self.optimizer, progress)
+    def _save(self, path: Path, progress: Progress) -> None:
+        save_checkpoint(path, self.learner, self.optimizer, progress, self.run.config.computed_options())

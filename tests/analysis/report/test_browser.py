@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from toys import change_json
+from toys import RESULT, change_json
 
 from metadropout.cli import main
 
@@ -50,10 +50,11 @@ def report(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = [Path(shutil.copytree(trained / name, folder / name)) for name in ("maml", "maml-1", "metadropout")]
     for run, iteration, accuracies in zip(runs, (9, 12, 100), ([0.5], [0.06], [1.0]), strict=True):
         change_json(
-            run / "evaluation-test.json", lambda r, i=iteration, a=accuracies: r.update(iteration=i, accuracies=a)
+            run / RESULT,
+            lambda r, i=iteration, a=accuracies: r.update(iteration=i, accuracies=a, nlls=None),
         )
     untested = Path(shutil.copytree(runs[0], folder / "untested"))
-    (untested / "evaluation-test.json").unlink()
+    (untested / RESULT).unlink()
     config = yaml.safe_load((untested / "config.yaml").read_text())
     (untested / "config.yaml").write_text(yaml.safe_dump(config | {"description": SCRIPT}))
     out = folder / "report.html"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys import change_config, change_json
+from toys import RESULT, change_config, change_json
 
 from metadropout.analysis.report import compare, read_runs
 from metadropout.analysis.report.comparison import find_reference
@@ -37,7 +37,10 @@ def test_seeds_of_a_method_are_pooled_and_other_methods_stand_beside_them(runs: 
 def test_methods_are_compared_task_by_task_with_the_best_one(runs: list[Path]) -> None:
     values = {"maml": [0.5, 0.7, 0.9, 0.5], "maml-1": [0.7, 0.7, 0.9, 0.5], "metadropout": [0.5, 0.5, 0.8, 0.4]}
     for run in runs:
-        change_json(run / "evaluation-test.json", lambda record, run=run: record.update(accuracies=values[run.name]))
+        change_json(
+            run / RESULT,
+            lambda record, run=run: record.update(accuracies=values[run.name], nlls=None),
+        )
     (setting,) = compare(read_runs(runs))
     (maml, ours), (noisy, behind) = setting.headlines
     assert setting.best_for(maml, ours) is None
@@ -48,7 +51,10 @@ def test_methods_are_compared_task_by_task_with_the_best_one(runs: list[Path]) -
 def test_methods_that_were_tested_on_more_tasks_are_compared_on_those_that_both_have_met(runs: list[Path]) -> None:
     values = {"maml": [0.5, 0.7, 0.9, 0.9], "maml-1": [0.5, 0.7, 0.9, 0.9], "metadropout": [0.6, 0.8]}
     for run in runs:
-        change_json(run / "evaluation-test.json", lambda record, run=run: record.update(accuracies=values[run.name]))
+        change_json(
+            run / RESULT,
+            lambda record, run=run: record.update(accuracies=values[run.name], nlls=None),
+        )
     (setting,) = compare(read_runs(runs))
     (maml, behind), (noisy, ahead) = setting.headlines
     assert setting.best_for(maml, behind) == (noisy, ahead)  # although its mean is lower
@@ -60,7 +66,7 @@ def test_methods_that_were_tested_on_more_tasks_are_compared_on_those_that_both_
     ("change", "value"), [("iteration", 1), ("seed", 5), ("mc_samples", 9), ("accuracies", [0.5, 0.5])]
 )
 def test_tests_that_differ_in_more_than_the_seed_are_not_pooled(runs: list[Path], change: str, value: object) -> None:
-    change_json(runs[1] / "evaluation-test.json", lambda record: record.update({change: value}))
+    change_json(runs[1] / RESULT, lambda record: record.update({"nlls": None, change: value}))
     (setting,) = compare(read_runs(runs[:2]))
     assert [row.name for row in setting.rows] == ["maml", "maml-1"]
 
@@ -85,6 +91,7 @@ def test_runs_on_other_tasks_are_settings_of_their_own(
     runs: list[Path], section: str, option: str, value: object, titles: list[str]
 ) -> None:
     change_config(runs[1], section, **{option: value})
+    change_json(runs[1] / RESULT, lambda record: record.update({option: value}))
     settings = compare(read_runs(runs[:2]))
     assert [setting.title for setting in settings] == titles
     assert [len(setting.rows) for setting in settings] == [1, 1]
@@ -97,15 +104,17 @@ def test_methods_of_one_name_are_told_apart_by_their_options(runs: list[Path]) -
 
 
 def test_other_states_and_classes_are_rows_of_their_own_without_a_reported_figure(runs: list[Path]) -> None:
-    text = (runs[0] / "evaluation-test.json").read_text()
-    (runs[0] / "evaluation-test-best.json").write_text(text.replace('"state": "last"', '"state": "best"'))
-    (runs[0] / "evaluation-validation.json").write_text(text.replace('"split": "test"', '"split": "validation"'))
+    text = (runs[0] / RESULT).read_text()
+    (runs[0] / "evaluation-test-best-2samples.json").write_text(text.replace('"state": "last"', '"state": "best"'))
+    (runs[0] / "evaluation-validation-2samples.json").write_text(
+        text.replace('"split": "test"', '"split": "validation"')
+    )
     config = (runs[0] / "config.yaml").read_text()
     (runs[0] / "config.yaml").write_text(config.replace("reported: {}", "reported: {accuracy: 50}"))
     (setting,) = compare(read_runs(runs[:1]))
     assert [(row.pool.test.split, row.pool.test.state) for row in setting.rows] == [
-        ("test", "best"),
         ("test", "last"),
+        ("test", "best"),
         ("validation", "last"),
     ]
     assert [row.pool.reference is None for row in setting.rows] == [False, False, True]
@@ -152,7 +161,7 @@ def test_figures_of_ones_own_recipe_are_shown_as_such_and_checked(runs: list[Pat
 def test_the_difference_has_the_interval_of_two_independent_measurements(runs: list[Path]) -> None:
     text = (runs[0] / "config.yaml").read_text()
     (runs[0] / "config.yaml").write_text(text.replace("reported: {}", "reported: {accuracy: 50, interval: 3}"))
-    change_json(runs[0] / "evaluation-test.json", lambda record: record.update(accuracies=[0.4, 0.8]))
+    change_json(runs[0] / RESULT, lambda record: record.update(accuracies=[0.4, 0.8], nlls=None))
     (setting,) = compare(read_runs(runs[:1]))
     pool = setting.rows[0].pool
     assert pool.difference == pytest.approx(10.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from toys import change_config, change_json
+from toys import RESULT, change_config, change_json
 
 from metadropout.analysis.report import read_pictures, read_runs
 from metadropout.errors import MetadropoutError
@@ -36,7 +36,7 @@ def test_a_run_is_read_whole(runs: list[Path]) -> None:
 
 
 def test_the_commands_of_tests_and_attacks_are_told_from_their_results(runs: list[Path], tmp_path: Path) -> None:
-    change_json(runs[2] / "evaluation-test.json", lambda r: r.update(state="best", split="validation", seed=3))
+    change_json(runs[2] / RESULT, lambda r: r.update(state="best", split="validation", seed=3))
     attacked = {"l2": {2.0: 0.5, 0.5: 0.5}, "linf": {0.1: 0.5}}
     (tmp_path / "attacks").mkdir()
     path = (runs[2] / "attack-metadropout.json").rename(tmp_path / "attacks" / "attack-metadropout.json")
@@ -51,7 +51,7 @@ def test_the_commands_of_tests_and_attacks_are_told_from_their_results(runs: lis
 
 def test_what_was_never_made_is_named_with_the_command_that_makes_it(runs: list[Path]) -> None:
     run = runs[0]
-    (run / "evaluation-test.json").unlink()
+    (run / RESULT).unlink()
     assert gaps(run) == {
         "evaluation": ("the last state has not been tested on unseen classes", f"metadropout evaluate {run}"),
         "attacks": ("the run has not been attacked", f"metadropout attack {run} --episodes 100"),
@@ -78,7 +78,7 @@ def test_a_missing_or_damaged_checkpoint_is_named_and_the_rest_is_shown(runs: li
 
 
 def test_results_that_are_older_than_the_weights_are_named(runs: list[Path]) -> None:
-    change_json(runs[2] / "evaluation-test.json", lambda record: record.update(iteration=1))
+    change_json(runs[2] / RESULT, lambda record: record.update(iteration=1))
     change_json(runs[2] / "attack-metadropout.json", lambda record: record["measured"].update(iteration=1))
     found = gaps(runs[2])
     assert found["evaluation"][0] == "is of iteration 1, the run is at 2"
@@ -133,16 +133,16 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "config.yaml: learner.warmth is not an option here.*if another version of metadropout wrote this run, use",
     ),
     "a test that is cut short": (
-        write("evaluation-test.json", '{"accuracies": [0.5'),
-        "evaluation-test.json: invalid JSON: .*; delete the file and run the command that wrote it again",
+        write("evaluation-test-2samples.json", '{"accuracies": [0.5'),
+        "evaluation-test-2samples.json: invalid JSON: .*; delete the file and evaluate again",
     ),
     "a test without results": (
-        write("evaluation-test.json", '{"accuracies": [], "iteration": 2, "mc_samples": 1}'),
-        "evaluation-test.json: accuracies: list should have at least 1 item",
+        write("evaluation-test-2samples.json", '{"accuracies": [], "iteration": 2, "mc_samples": 1}'),
+        "evaluation-test-2samples.json: accuracies: list should have at least 1 item",
     ),
     "an accuracy in per cent": (
-        write("evaluation-test.json", '{"accuracies": [0.5, 96.1], "iteration": 2, "mc_samples": 1}'),
-        "evaluation-test.json: accuracies.1: input should be less than or equal to 1",
+        write("evaluation-test-2samples.json", '{"accuracies": [0.5, 96.1], "iteration": 2, "mc_samples": 1}'),
+        "evaluation-test-2samples.json: accuracies.1: input should be less than or equal to 1",
     ),
     "a start without its command": (
         write("environment.json", '{"starts": [{"started": "now"}]}'),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from toys import change_config, change_json, small_files
+from toys import RESULT, change_config, change_json, small_files
 
 from metadropout.cli import main
 
@@ -97,7 +97,7 @@ def test_every_picture_has_words(html: str) -> None:
 
 
 def test_the_table_shows_accuracies_beside_reported_ones(runs: list[Path], tmp_path: Path) -> None:
-    change_json(runs[0] / "evaluation-test.json", lambda record: record.update(accuracies=[0.9, 1.0]))
+    change_json(runs[0] / RESULT, lambda record: record.update(accuracies=[0.9, 1.0], nlls=None))
     config = (runs[0] / "config.yaml").read_text()
     (runs[0] / "config.yaml").write_text(config.replace("reported: {}", "reported: {accuracy: 96.5, interval: 0.5}"))
     html = report(runs, tmp_path / "report.html")
@@ -124,7 +124,7 @@ def test_missing_parts_are_named_on_the_page_and_by_the_command(
 ) -> None:
     run = runs[0]
     change_config(run, "training", iterations=500)
-    (run / "evaluation-test.json").unlink()
+    (run / RESULT).unlink()
     shutil.rmtree(run / "checkpoints")
     html = report([run], tmp_path / "report.html")
     text, told = Page(html).text, capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -14,11 +13,11 @@ from torch import Tensor
 
 from metadropout.analysis.figures.base import FigureData, FloatArray, listing, pictures, plain
 from metadropout.analysis.figures.drawing import COLOURS, image_grid, new_figure, require, show, side_by_side
-from metadropout.analysis.tracing import Probe, draws_features, layers_of
+from metadropout.analysis.tracing import Probe, draws_features
 from metadropout.data import Episode
 from metadropout.learners import GradientLearner
+from metadropout.learners.any_way import with_head_rows
 from metadropout.learners.base import TEST_SAMPLES
-from metadropout.networks.layers import module_key
 from metadropout.noise import SeededNoise
 
 if TYPE_CHECKING:
@@ -184,17 +183,7 @@ def cut_head(learner: GradientLearner, classes: tuple[int, int] = (0, 1)) -> Gra
 
     Labels are given to classes at random in meta-training, so which two is of no importance.
     """
-    cut = copy.deepcopy(learner)
-    head = layers_of(cut).head
-    for part in ("weight", "bias"):
-        name = f"{head}.{part}"
-        original = dict(learner.network.named_parameters()).get(name)
-        for key, parameter in cut.named_parameters():
-            # The head's own, and what belongs to it element by element: step sizes, deviations of weights.
-            belongs = key.endswith((name, module_key(name)))
-            if original is not None and belongs and parameter.shape == original.shape:
-                parameter.data = parameter.data[list(classes)]
-    return cut
+    return with_head_rows(learner, lambda rows: rows[list(classes)])
 
 
 def _row(
@@ -258,7 +247,7 @@ def project(features: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Ten
 
 
 def _head_weights(learner: GradientLearner, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    head = f"network.{layers_of(learner).head}"
+    head = f"network.{learner.layers().head}"
     weight = weights[f"{head}.weight"].double()
     return weight, weights[f"{head}.bias"].double() if f"{head}.bias" in weights else weight.new_zeros(2)
 

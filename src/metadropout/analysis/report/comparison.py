@@ -19,8 +19,9 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from metadropout.analysis.report.folders import RunRecord
 from metadropout.config import Config, as_text, method_name, task_options
 from metadropout.errors import ConfigError
-from metadropout.evaluation import Evaluation, TestRecord
+from metadropout.evaluation import Evaluation
 from metadropout.recipes import load_recipe, sources
+from metadropout.runs.results import TestResult
 
 T = TypeVar("T")
 DATA_NAMES = {"omniglot": "Omniglot", "miniimagenet": "miniImageNet", "cifar_fs": "CIFAR-FS", "fc100": "FC100"}
@@ -44,11 +45,11 @@ class Reference:
 class Pool:
     """Runs that differ in their seed alone and were tested in the same way, with the test of each."""
 
-    members: tuple[tuple[RunRecord, TestRecord], ...]
+    members: tuple[tuple[RunRecord, TestResult], ...]
     reference: Reference | None
 
     @property
-    def test(self) -> TestRecord:
+    def test(self) -> TestResult:
         """The first run's test, which is like the others in all but its result."""
         return self.members[0][1]
 
@@ -248,11 +249,11 @@ def _pools(records: Sequence[RunRecord]) -> tuple[Pool, ...]:
     return tuple(Pool(tuple(group), _reference_for(*group[0])) for group in groups)
 
 
-def _conditions(test: TestRecord) -> list[object]:
+def _conditions(test: TestResult) -> list[object]:
     return [*test.tasks, len(test.accuracies), test.state, test.iteration, test.mc_samples]
 
 
-def _reference_for(record: RunRecord, test: TestRecord) -> Reference | None:
+def _reference_for(record: RunRecord, test: TestResult) -> Reference | None:
     try:
         return find_reference(record.run.config) if test.split == "test" else None
     except ConfigError as error:

@@ -17,10 +17,10 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 import metadropout
 from metadropout.errors import CheckpointError, ConfigError, MetadropoutError
-from metadropout.evaluation import TestRecord
 from metadropout.robustness.attacks import NORMS
 from metadropout.robustness.curves import Record
 from metadropout.runs.folder import Run, open_run
+from metadropout.runs.results import TestResult, read_result
 from metadropout.training.checkpoints import iteration_of, latest_checkpoint, read_checkpoint
 from metadropout.training.metrics import read_metrics
 
@@ -100,7 +100,7 @@ class RunRecord:
     starts: list[Start]
     training: list[TrainingLine]
     validation: list[ValidationLine]
-    tests: list[TestRecord]
+    tests: list[TestResult]
     attack: Record | None
     attacks: Path | None
     """Folder of the attack's record, None for the run's own."""
@@ -178,7 +178,8 @@ def _read_run(name: str, folder: Path, attacks: Path | None) -> RunRecord:
     starts = _starts(folder / "environment.json")
     training = _metrics(run, "training", TypeAdapter(list[TrainingLine]))
     validation = _metrics(run, "validation", TypeAdapter(list[ValidationLine]))
-    tests = [_read(path, TypeAdapter(TestRecord)) for path in sorted(folder.glob("evaluation-*.json"))]
+    tests = [read_result(path) for path in sorted(folder.glob("evaluation-*.json"))]
+    tests = [test for test in tests if test.is_of_own_tasks(run.config)]
     attack = _attack((attacks or folder) / f"attack-{folder.resolve().name}.json")
     has_pictures = (folder / "figures" / "figures.json").is_file()
     pictures, lost = read_pictures(folder / "figures") if has_pictures else ([], [])
@@ -269,7 +270,7 @@ def _record_gaps(starts: list[Start], training: list[TrainingLine]) -> list[Gap]
 
 
 def _result_gaps(
-    run: Run, iteration: int, tests: list[TestRecord], attack: Record | None, attacks: Path | None
+    run: Run, iteration: int, tests: list[TestResult], attack: Record | None, attacks: Path | None
 ) -> list[Gap]:
     """Name results that are missing, or older than the weights."""
     gaps = []
