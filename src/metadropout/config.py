@@ -287,14 +287,16 @@ def build_learner(config: Config, image_shape: ImageShape) -> Learner:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(mix_seed(config.seed))
         try:
+            way = config.episode.train_way or config.episode.way
+            kind = _build("learner", config.learner)
             network: nn.Module = _build("network", config.network)(
-                config.episode.train_way or config.episode.way,
+                way if kind.network_gives == "logits" else None,
                 in_channels=image_shape.channels,
                 image_size=image_shape.height,
                 **_options(config.network),
             )
             perturbation = _build("perturbation", config.perturbation)(network, **_options(config.perturbation))
-            learner: Learner = _build("learner", config.learner)(network, perturbation, **_options(config.learner))
+            learner: Learner = kind(network, perturbation, **_options(config.learner))
         except (ValueError, RuntimeError) as error:  # a combination that the parts themselves refuse, with their reason
             raise ConfigError(str(error)) from None
     return learner
@@ -323,7 +325,7 @@ def batches_tasks(machine: MachineOptions, device: torch.device) -> bool:
     return machine.tasks == "batched" or (machine.tasks == "auto" and device.type == "cuda")
 
 
-def _build(axis: str, section: Mapping[str, Any]) -> Callable[..., Any]:
+def _build(axis: str, section: Mapping[str, Any]) -> Any:
     return AXES[axis][section["name"]]
 
 
@@ -336,7 +338,10 @@ def _axis_section(axis: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if name == CUSTOM:
         return {"name": CUSTOM, "class": str(given.get("class", ""))}
     if not isinstance(name, str) or name not in AXES[axis]:
-        raise ConfigError(f"{axis}.name is '{name}'; known are: {', '.join(AXES[axis])}")
+        raise ConfigError(
+            f"{axis}.name is '{name}'; known are: {', '.join(AXES[axis])}. If it is a {axis} of your own, name the "
+            "module that registers it: --import MODULE"
+        )
     checked = check_options(AXES[axis][name], _options(given), axis, skip=FROM_DATA.get(axis, ()))
     return {"name": name, **checked}
 

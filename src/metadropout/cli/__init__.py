@@ -22,7 +22,7 @@ from metadropout.cli import (
     reproduce,
     train,
 )
-from metadropout.cli.overrides import split_overrides
+from metadropout.cli.overrides import import_named_modules, split_overrides
 from metadropout.errors import ConfigError, MetadropoutError
 
 DESCRIPTION = """\
@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (train, evaluate, attack, export, figures, report, reproduce, recipes, options, data, demo, bench):
         command.register(commands)
     try:
-        plain, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
+        given = import_named_modules(sys.argv[1:] if arguments is None else arguments)
+        plain, overrides = split_overrides(given)
         namespace = parser.parse_args(plain)
         if overrides and not getattr(namespace, "takes_overrides", False):
             raise ConfigError(f"--{next(iter(overrides))} has no meaning for this command")

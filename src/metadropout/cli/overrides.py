@@ -8,6 +8,22 @@ from typing import Any
 import yaml
 
 from metadropout.errors import ConfigError
+from metadropout.registry import import_parts
+
+
+def import_named_modules(arguments: Sequence[str]) -> list[str]:
+    """Import the modules that `--import MODULE` names, which register parts of the user's own; return the rest."""
+    rest, remaining = [], list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        name, equals, module = argument.partition("=")
+        if name != "--import":
+            rest.append(argument)
+            continue
+        if not equals and not remaining:
+            raise ConfigError("--import needs the name of a module, or the path of a Python file")
+        import_parts(module if equals else remaining.pop(0))
+    return rest
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

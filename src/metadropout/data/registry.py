@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from metadropout.data.cifar import cifar_fs, fc100
@@ -12,15 +11,19 @@ from metadropout.data.images import Splits
 from metadropout.data.miniimagenet import miniimagenet
 from metadropout.data.omniglot import omniglot
 from metadropout.errors import DataError
+from metadropout.registry import Registry
 
-DATASETS: dict[str, Callable[..., Splits]] = {
-    "cifar_fs": cifar_fs,
-    "fc100": fc100,
-    "folder": folder,
-    "glyphs": glyphs,
-    "miniimagenet": miniimagenet,
-    "omniglot": omniglot,
-}
+DATASETS = Registry(
+    "data",
+    {
+        "cifar_fs": cifar_fs,
+        "fc100": fc100,
+        "folder": folder,
+        "glyphs": glyphs,
+        "miniimagenet": miniimagenet,
+        "omniglot": omniglot,
+    },
+)
 """Name → function; its keyword-only parameters are the options, its docstring their help."""
 
 
@@ -36,4 +39,5 @@ def open_dataset(name: str, **options: Any) -> Splits:
     """
     if name not in DATASETS:
         raise DataError(f"there is no data set '{name}'; known are {', '.join(sorted(DATASETS))}")
-    return DATASETS[name](**options)
+    splits: Splits = DATASETS[name](**options)
+    return splits

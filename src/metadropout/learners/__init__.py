@@ -4,11 +4,15 @@ from metadropout.learners.base import Classifier, Learner, Outcome, TaskGradient
 from metadropout.learners.gradient import GradientLearner
 from metadropout.learners.maml import MAML
 from metadropout.learners.metasgd import MetaSGD
+from metadropout.registry import Registry
 
-LEARNERS: dict[str, type[Learner]] = {
-    "maml": MAML,
-    "metasgd": MetaSGD,
-}
+LEARNERS = Registry(
+    "learner",
+    {
+        "maml": MAML,
+        "metasgd": MetaSGD,
+    },
+)
 
 __all__ = [
     "LEARNERS",

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from metadropout.networks.initial import initialise
+from metadropout.networks.initial import initialise, make_head
 from metadropout.ops.memory_format import channels_last
 from metadropout.ops.normalisation import OffsetNorm
 
@@ -15,13 +15,13 @@ class Conv4(nn.Module):
     """Four blocks of convolution, normalisation, ReLU and pooling, then one linear layer (Finn et al., 2017).
 
     Args:
-        way: number of classes in a task.
+        way: number of classes in a task; None for a network that gives features and has no head.
         in_channels: 1 for grey images, 3 for colour.
         image_size: height and width of the images.
         channels: width of the network: 64 for Omniglot, 32 for miniImageNet and CIFAR.
     """
 
-    def __init__(self, way: int, *, in_channels: int = 1, image_size: int = 28, channels: int = 64) -> None:
+    def __init__(self, way: int | None, *, in_channels: int = 1, image_size: int = 28, channels: int = 64) -> None:
         super().__init__()
         if image_size < 16:
             raise ValueError(f"image_size is {image_size}, but four 2x2 poolings need at least 16")
@@ -29,8 +29,7 @@ class Conv4(nn.Module):
             raise ValueError(f"channels is {channels}; it must be at least 1")
         self.blocks = nn.Sequential(*[_block(in_channels if i == 0 else channels, channels) for i in range(4)])
         side = image_size // 16  # four valid poolings
-        self.head = nn.Linear(channels * side * side, way)
-        initialise(self.head)
+        self.head = make_head(channels * side * side, way)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.blocks(channels_last(x))  # (n, channels, side, side)

@@ -17,3 +17,12 @@ def initialise(layer: nn.Module, std: float = 0.02) -> None:
         raise TypeError(f"no initial values are defined for a {type(layer).__name__}")
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
+
+
+def make_head(features: int, way: int | None) -> nn.Module:
+    """Return the layer that turns features into logits, with its initial values; one that does nothing for no way."""
+    if way is None:
+        return nn.Identity()
+    head = nn.Linear(features, way)
+    initialise(head)
+    return head

@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.networks.initial import initialise
+from metadropout.networks.initial import initialise, make_head
 from metadropout.ops.memory_format import channels_last
 from metadropout.ops.normalisation import OffsetNorm
 
@@ -21,14 +21,19 @@ class ResNet12(nn.Module):
     whole blocks: within one, the shortcut would not see it.
 
     Args:
-        way: number of classes in a task.
+        way: number of classes in a task; None for a network that gives features and has no head.
         in_channels: 1 for grey images, 3 for colour.
         image_size: height and width of the images, at least 16; the weights do not depend on it.
         channels: output channels of the four blocks.
     """
 
     def __init__(
-        self, way: int, *, in_channels: int = 3, image_size: int = 84, channels: Sequence[int] = (64, 128, 256, 512)
+        self,
+        way: int | None,
+        *,
+        in_channels: int = 3,
+        image_size: int = 84,
+        channels: Sequence[int] = (64, 128, 256, 512),
     ) -> None:
         super().__init__()
         if image_size < 2 ** len(channels):
@@ -37,8 +42,7 @@ class ResNet12(nn.Module):
             raise ValueError(f"channels is {list(channels)}; each block needs at least 1")
         widths = [in_channels, *channels]
         self.blocks = nn.Sequential(*[ResidualBlock(a, b) for a, b in pairwise(widths)])
-        self.head = nn.Linear(channels[-1], way)
-        initialise(self.head)
+        self.head = make_head(channels[-1], way)
 
     @property
     def perturbable(self) -> list[str]:

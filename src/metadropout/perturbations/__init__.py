@@ -15,23 +15,27 @@ from metadropout.perturbations.none import NoPerturbation
 from metadropout.perturbations.perturbed_network import PerturbedNetwork
 from metadropout.perturbations.vib import VariationalBottleneck
 from metadropout.perturbations.weight_gaussian import WeightGaussian
+from metadropout.registry import Registry
 
-PERTURBATIONS: dict[str, type[Perturbation]] = {
-    "none": NoPerturbation,
-    "metadropout": MetaDropout,
-    "additive": Additive,
-    "fixed-gaussian": FixedGaussian,
-    "weight-gaussian": WeightGaussian,
-    "independent-gaussian": IndependentGaussian,
-    "deterministic": Deterministic,
-    "more-parameters": MoreParameters,
-    "learned-variance": LearnedVariance,
-    "mixup": Mixup,
-    "vib": VariationalBottleneck,
-    "information-dropout": InformationDropout,
-    "adversarial": Adversarial,
-    "combined": Combined,
-}
+PERTURBATIONS = Registry(
+    "perturbation",
+    {
+        "none": NoPerturbation,
+        "metadropout": MetaDropout,
+        "additive": Additive,
+        "fixed-gaussian": FixedGaussian,
+        "weight-gaussian": WeightGaussian,
+        "independent-gaussian": IndependentGaussian,
+        "deterministic": Deterministic,
+        "more-parameters": MoreParameters,
+        "learned-variance": LearnedVariance,
+        "mixup": Mixup,
+        "vib": VariationalBottleneck,
+        "information-dropout": InformationDropout,
+        "adversarial": Adversarial,
+        "combined": Combined,
+    },
+)
 
 __all__ = [
     "PERTURBATIONS",

@@ -134,4 +134,5 @@ def _build(network: nn.Module, description: Any) -> Perturbation:
     if name not in PERTURBATIONS or name == "combined":
         raise ValueError(f"'{name}' cannot be a part of a combination; known are: {', '.join(PERTURBATIONS)}")
     part = PERTURBATIONS[name]
-    return part(network, **check_options(part, options, f"perturbation.parts.{name}"))
+    built: Perturbation = part(network, **check_options(part, options, f"perturbation.parts.{name}"))
+    return built
