@@ -1,6 +1,6 @@
 """Few-shot learning that learns how to perturb: Meta-dropout and its field of comparison."""
 
-from metadropout.data import Episode, EpisodeSampler
+from metadropout.data import ArrayImages, Episode, EpisodeSampler, Splits, open_dataset, split_classes
 from metadropout.errors import CheckpointError, ConfigError, DataError, MetadropoutError, TrainingError
 from metadropout.learners import MAML, GradientLearner, Learner, MetaSGD, Outcome, TaskGradient
 from metadropout.networks import Conv4, ResNet12
@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MAML",
+    "ArrayImages",
     "CheckpointError",
     "ConfigError",
     "Conv4",
@@ -32,11 +33,14 @@ __all__ = [
     "RecordedNoise",
     "ResNet12",
     "SeededNoise",
+    "Splits",
     "TaskGradient",
     "TrainingError",
     "__version__",
     "evaluate",
     "fit",
     "load_run",
+    "open_dataset",
     "register",
+    "split_classes",
 ]

@@ -275,13 +275,18 @@ def custom_part(part: object | None) -> dict[str, Any]:
     return {"name": CUSTOM, "class": "" if part is None else f"{type(part).__module__}.{type(part).__qualname__}"}
 
 
-def build_learner(config: Config, image_shape: ImageShape) -> Learner:
-    """Build the learner that a configuration describes, with initial values from its seed."""
+def refuse_custom_parts(config: Config) -> None:
+    """Refuse to build a run whose parts are objects of a Python program."""
     if custom := config.custom_parts():
         raise ConfigError(
-            f"the {custom[0]} of this run is an object of a Python program ({getattr(config, custom[0])['class']}), so "
-            "it can be loaded from Python only: md.load_run(folder, learner=...)"
+            f"this run was trained from Python, and its {', '.join(custom)} cannot be built from here: load it there, "
+            "with md.load_run(folder, learner=...), or register your parts and train a recipe (--import)"
         )
+
+
+def build_learner(config: Config, image_shape: ImageShape) -> Learner:
+    """Build the learner that a configuration describes, with initial values from its seed."""
+    refuse_custom_parts(config)
     if image_shape.height != image_shape.width:
         raise ConfigError(f"images must be square, not {image_shape.height}x{image_shape.width}; set data.image_size")
     with torch.random.fork_rng(devices=[]):

@@ -1,5 +1,6 @@
 """Data sets: `open_dataset(name)` gives the training, validation and test classes of each."""
 
+from metadropout.data.arrays import ArrayImages, split_classes
 from metadropout.data.episodes import Episode, EpisodeIndices, EpisodeSampler
 from metadropout.data.images import ClassSubset, Identity, ImageSet, ImageShape, Splits
 from metadropout.data.prefetch import Prefetcher
@@ -8,6 +9,7 @@ from metadropout.data.saved_episodes import SavedEpisodes, load_episodes, save_e
 
 __all__ = [
     "DATASETS",
+    "ArrayImages",
     "ClassSubset",
     "Episode",
     "EpisodeIndices",
@@ -21,4 +23,5 @@ __all__ = [
     "load_episodes",
     "open_dataset",
     "save_episodes",
+    "split_classes",
 ]

@@ -7,11 +7,11 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from metadropout.networks.initial import initialise, make_head
-from metadropout.ops.memory_format import channels_last
+from metadropout.ops.memory_format import ChannelsLast, channels_last
 from metadropout.ops.normalisation import OffsetNorm
 
 
-class Conv4(nn.Module):
+class Conv4(nn.Module, ChannelsLast):
     """Four blocks of convolution, normalisation, ReLU and pooling, then one linear layer (Finn et al., 2017).
 
     Args:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.networks.initial import initialise, make_head
-from metadropout.ops.memory_format import channels_last
+from metadropout.ops.memory_format import ChannelsLast, channels_last
 from metadropout.ops.normalisation import OffsetNorm
 
 
-class ResNet12(nn.Module):
+class ResNet12(nn.Module, ChannelsLast):
     """Four residual blocks of three convolutions, global average pooling and one linear layer.
 
     The normalisation is Conv4's; there is no DropBlock, so that perturbations can be compared without it.

@@ -21,3 +21,10 @@ def laid_out_like(x: Tensor, like: Tensor) -> Tensor:
         return x
     is_last = like.is_contiguous(memory_format=torch.channels_last)
     return x.contiguous(memory_format=torch.channels_last) if is_last else x
+
+
+class ChannelsLast:
+    """Marks networks whose images, and so convolutions, may have the layout in which channels come last.
+
+    A user's own network may not: `view` fails on it.
+    """

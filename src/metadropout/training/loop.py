@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from metadropout.analysis.tracing import noise_strengths
-from metadropout.config import Config, batches_tasks, build_learner, parse_config, resolve_device
+from metadropout.config import Config, batches_tasks, build_learner, parse_config, refuse_custom_parts, resolve_device
 from metadropout.data import Episode, EpisodeSampler, Prefetcher, Splits, open_dataset
 from metadropout.errors import DataError, TrainingError
 from metadropout.evaluation import evaluate
 from metadropout.learners import Learner
 from metadropout.noise import SeededNoise, mix_seed
+from metadropout.ops.memory_format import ChannelsLast
 from metadropout.runs.folder import (
     Run,
     check_free,
@@ -89,8 +90,9 @@ def train(
     sampler = episode_sampler(config, splits, "train", TRAINING)
     validation = episode_sampler(config, splits, "validation", VALIDATION) if splits.validation is not None else None
     learner = learner.to(device)
-    # The layout in which convolutions want their weights; the values are the same.
-    learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if any(isinstance(module, ChannelsLast) for module in learner.modules()):
+        # The layout in which convolutions want their weights; the values are the same.
+        learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     outer = OuterOptimizer((p for p in learner.parameters() if p.requires_grad), config.training)
 
     with ExitStack() as stack:
@@ -302,6 +304,7 @@ def build_for(trained: Config, tested: Config, splits: Splits) -> Learner:
 
 def open_splits(config: Config) -> Splits:
     """Open a run's data set."""
+    refuse_custom_parts(config)
     return open_dataset(config.data["name"], **{k: v for k, v in config.data.items() if k != "name"})
 
 
