@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-import yaml
-from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from metadropout.data import DATASETS, ImageShape
-from metadropout.errors import ConfigError
+from metadropout.errors import ConfigError, shortened
 from metadropout.learners import LEARNERS, Learner
 from metadropout.networks import NETWORKS
 from metadropout.noise import mix_seed
-from metadropout.options import check_options
+from metadropout.options import (
+    Episodes,
+    Iterations,
+    Limits,
+    Samples,
+    Seed,
+    Share,
+    Shot,
+    Threads,
+    Way,
+    check_options,
+    check_value,
+)
 from metadropout.perturbations import PERTURBATIONS
+from metadropout.safe_yaml import read_yaml
 
 AXES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "data": DATASETS,
@@ -57,18 +67,13 @@ class EpisodeOptions:
         train_query: query images per class in meta-training; as many as in testing by default.
     """
 
-    way: int = 5
-    shot: int = 1
-    query: int = 15
+    way: Way = 5
+    shot: Shot = 1
+    query: Shot = 15
     protocol: Literal["transductive", "inductive"] = "transductive"
-    train_way: int | None = None
-    train_shot: int | None = None
-    train_query: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(self.way >= 2, "episode.way", self.way, "at least 2")
-        _require(self.shot >= 1, "episode.shot", self.shot, "at least 1")
-        _require(self.query >= 1, "episode.query", self.query, "at least 1")
+    train_way: Way | None = None
+    train_shot: Shot | None = None
+    train_query: Shot | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,31 +102,23 @@ class TrainingOptions:
         validation_samples: noise samples per inner step in a validation.
     """
 
-    iterations: int = 40_000
-    meta_batch: int = 4
-    meta_lr: float = 1e-3
+    iterations: Iterations = 40_000
+    meta_batch: Annotated[int, Limits(1, 1000)] = 4
+    meta_lr: Annotated[float, Limits(0, 10, above=True)] = 1e-3
     optimizer: Literal["adam", "sgd"] = "adam"
-    momentum: float = 0.0
+    momentum: Share = 0.0
     schedule: Literal["constant", "step", "linear", "cosine"] = "constant"
-    schedule_every: int = 2000
-    schedule_factor: float = 0.5
-    warmup: int = 0
-    clip: float = 3.0
+    schedule_every: Iterations = 2000
+    schedule_factor: Annotated[float, Limits(0, 1000)] = 0.5
+    warmup: Annotated[int, Limits(0, 99_999_999)] = 0
+    clip: Annotated[float, Limits(0, 1e9, above=True)] = 3.0
     clip_by: Literal["value", "norm", "none"] = "value"
-    checkpoint_every: int = 500
-    checkpoint_minutes: float = 5.0
-    log_every: int = 10
-    validate_every: int = 1000
-    validation_episodes: int = 100
-    validation_samples: int = 5
-
-    def __post_init__(self) -> None:
-        for name in ("iterations", "meta_batch", "checkpoint_every", "log_every", "validate_every"):
-            _require(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "at least 1")
-        for name in ("validation_episodes", "validation_samples"):
-            _require(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "at least 1")
-        for name in ("meta_lr", "clip", "checkpoint_minutes"):
-            _require(0 < getattr(self, name) < math.inf, f"training.{name}", getattr(self, name), "above 0")
+    checkpoint_every: Iterations = 500
+    checkpoint_minutes: Annotated[float, Limits(0, 1e6, above=True)] = 5.0
+    log_every: Iterations = 10
+    validate_every: Iterations = 1000
+    validation_episodes: Episodes = 100
+    validation_samples: Samples = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,19 +127,19 @@ class MachineOptions:
 
     Args:
         device: "auto" takes a GPU where there is one.
-        threads: CPU threads of each process: so many tasks run side by side; 0 takes as many as PyTorch would.
+        threads: CPU threads of each process: that many tasks run side by side, but no more than the machine has CPUs;
+            0 takes as many as PyTorch would.
         tasks: how a process computes its tasks of a meta-batch: each by itself ("loop"), or all as one batched pass
             ("batched"); "auto" is batched on a GPU.
     """
 
     device: str = "auto"
-    threads: int = 0
+    threads: Threads = 0
     tasks: Literal["auto", "loop", "batched"] = "auto"
 
     def __post_init__(self) -> None:
-        _require(self.threads >= 0, "machine.threads", self.threads, "0 or more")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ConfigError(f"machine.device is '{self.device}'; use auto, cpu, cuda or cuda:N")
+        if not re.fullmatch(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", self.device):
+            raise ConfigError(f"machine.device is '{shortened(self.device)}'; use auto, cpu, cuda or cuda:N")
 
 
 PLAIN_SECTIONS: dict[str, type] = {
@@ -211,28 +208,34 @@ def parse_config(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None = N
 
     Args:
         raw: a recipe's contents.
-        overrides: values by dotted name, such as {"learner.inner_lr": 0.4}, that take precedence.
+        overrides: values by dotted name, such as {"learner.inner_lr": 0.4}, that take precedence. Where one names
+            another part, the recipe's options of the part before it do not count.
     """
     if not isinstance(raw, Mapping):
         raise ConfigError("a recipe is a YAML file of sections such as 'learner:'; this one is not")
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
     _rename_old_options(merged)
-    for dotted, value in (overrides or {}).items():
+    overrides = overrides or {}
+    for axis in AXES:
+        if f"{axis}.name" in overrides:
+            _exchange_part(axis, merged, overrides[f"{axis}.name"])
+    for dotted, value in overrides.items():
         _override(merged, dotted, value)
-    if unknown := sorted(set(merged) - set(Config.__dataclass_fields__)):
-        raise ConfigError(
-            f"'{unknown[0]}' is not a section; the sections are: {', '.join(Config.__dataclass_fields__)}"
-        )
+    if unknown := [name for name in merged if name not in Config.__dataclass_fields__]:
+        known = ", ".join(Config.__dataclass_fields__)
+        raise ConfigError(f"'{shortened(unknown[0])}' is not a section; the sections are: {known}")
+    if not isinstance(description := merged.get("description", ""), str):
+        raise ConfigError(f"description must be a text, not {shortened(description)}")
     for name in (*AXES, *PLAIN_SECTIONS, "reported"):
         section = merged.setdefault(name, {})
         if not isinstance(section, Mapping) or not all(isinstance(key, str) for key in section):
-            raise ConfigError(f"{name} must be a section of options, not {section!r}")
+            raise ConfigError(f"{name} must be a section of options, not {shortened(section)}")
     sections: dict[str, Any] = {name: _axis_section(name, merged[name]) for name in AXES}
     for name, part in PLAIN_SECTIONS.items():
         sections[name] = part(**check_options(part, merged[name], name))
     return Config(
-        description=str(merged.get("description", "")),
-        seed=_seed(merged.get("seed", 0)),
+        description=description,
+        seed=check_value("seed", Seed, merged.get("seed", 0)),
         reported=dict(merged["reported"]),
         **sections,
     )
@@ -240,12 +243,7 @@ def parse_config(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None = N
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Config:
     """Read and check a recipe or a run's `config.yaml`."""
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+    raw = read_yaml(path)
     try:
         return parse_config(raw, overrides)
     except ConfigError as error:
@@ -344,7 +342,7 @@ def _axis_section(axis: str, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"name": CUSTOM, "class": str(given.get("class", ""))}
     if not isinstance(name, str) or name not in AXES[axis]:
         raise ConfigError(
-            f"{axis}.name is '{name}'; known are: {', '.join(AXES[axis])}. If it is a {axis} of your own, name the "
+            f"{axis}.name is '{shortened(name)}'; known are: {', '.join(AXES[axis])}. If it is a {axis} of your own, name the "
             "module that registers it: --import MODULE"
         )
     checked = check_options(AXES[axis][name], _options(given), axis, skip=FROM_DATA.get(axis, ()))
@@ -363,6 +361,21 @@ def _rename_old_options(merged: dict[str, Any]) -> None:
         merged["episode"] = {"protocol": "inductive" if inductive else "transductive", **merged.get("episode", {})}
 
 
+def _exchange_part(axis: str, merged: dict[str, Any], name: Any) -> None:
+    """Drop the options of the part that a recipe names where another takes its place, unless both have the same."""
+    section = merged.get(axis, {})
+    if not isinstance(section, Mapping):
+        return  # a mistake that is named later
+    # Learners inherit one constructor, so that an inner_lr means the same to all of them.
+    if _constructor(axis, section.get("name", DEFAULT_PARTS[axis])) is not _constructor(axis, name):
+        merged[axis] = {}
+
+
+def _constructor(axis: str, name: Any) -> Callable[..., Any] | None:
+    part = AXES[axis].get(str(name))
+    return getattr(part, "__init__", None) if isinstance(part, type) else part
+
+
 def _override(merged: dict[str, Any], dotted: str, value: Any) -> None:
     section, _, option = dotted.partition(".")
     if not option:
@@ -371,19 +384,3 @@ def _override(merged: dict[str, Any], dotted: str, value: Any) -> None:
         raise ConfigError(f"--{dotted} has no meaning: {section} is not a section of options")
     else:
         merged[section][option] = value
-
-
-def _seed(value: Any) -> int:
-    try:
-        seed = TypeAdapter(int).validate_python(value, strict=not isinstance(value, str))
-    except ValidationError:
-        raise ConfigError(f"seed is {value!r}, not a whole number") from None
-    _require(seed >= 0, "seed", seed, "0 or more")
-    return seed
-
-
-def _require(
-    fine: bool, name: str, value: object, need: Literal["at least 1", "at least 2", "above 0", "0 or more"]
-) -> None:
-    if not fine:
-        raise ConfigError(f"{name} is {value}; it must be {need}")

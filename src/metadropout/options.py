@@ -1,17 +1,63 @@
-"""Options from signatures: a part's keyword-only arguments are its options, their docstring is the help."""
+"""Options from signatures: a part's keyword-only arguments are its options, their docstring is the help.
+
+A number says in its type which values it may have: `steps: Annotated[int, Limits(0, 1000)] = 5`.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import docstring_parser
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic_core import PydanticCustomError, core_schema
 
-from metadropout.errors import ConfigError
+from metadropout.errors import ConfigError, shortened
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The smallest and the largest value that an option may have, for its type: `Annotated[float, Limits(0, 1)]`.
+
+    They keep out what can only be a slip: a value that no machine or memory can hold, or that makes training diverge
+    at once. Nothing that somebody may want to try is refused.
+    """
+
+    least: float
+    most: float
+    above: bool = False
+    """Whether `least` itself is too small."""
+
+    def __contains__(self, value: float) -> bool:
+        return (self.least < value if self.above else self.least <= value) and value <= self.most
+
+    def __str__(self) -> str:
+        least, most = (f"{limit:d}" if isinstance(limit, int) else f"{limit:g}" for limit in (self.least, self.most))
+        return f"above {least}, up to {most}" if self.above else f"from {least} to {most}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> core_schema.CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._validate, handler(source))
+
+    def _validate(self, value: Any, convert: Callable[[Any], Any]) -> Any:
+        number = convert(value)
+        if isinstance(value, bool) or number not in self:
+            raise PydanticCustomError("limits", "it must be {limits}", {"limits": str(self)})
+        return number
+
+
+Seed = Annotated[int, Limits(0, 2**63 - 1)]
+Way = Annotated[int, Limits(2, 10_000)]
+Shot = Annotated[int, Limits(1, 10_000)]
+Iterations = Annotated[int, Limits(1, 99_999_999)]  # the names of checkpoints have eight digits
+Episodes = Annotated[int, Limits(1, 1_000_000)]
+Samples = Annotated[int, Limits(1, 10_000)]
+Threads = Annotated[int, Limits(0, 1024)]
+ImageSize = Annotated[int, Limits(1, 1024)]
+Channels = Annotated[int, Limits(1, 10_000)]
+Share = Annotated[float, Limits(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -22,15 +68,27 @@ class Option:
     type: Any
     default: Any
     help: str
+    limits: Limits | None
+    """Of the option, or of each value in its list."""
+    checked: Any
+    """The type with its limits, for pydantic."""
 
 
 @cache
 def options_of(part: Callable[..., Any]) -> tuple[Option, ...]:
     """List the options of a class or function: its keyword-only parameters, with the help of its docstring."""
-    hints = get_type_hints(part.__init__ if inspect.isclass(part) else part)
+    function = part.__init__ if inspect.isclass(part) else part
+    plain, full = get_type_hints(function), get_type_hints(function, include_extras=True)
     help_texts = _argument_help(part)
     return tuple(
-        Option(p.name, hints[p.name], p.default, help_texts.get(p.name, ""))
+        Option(
+            p.name,
+            plain[p.name],
+            p.default,
+            help_texts.get(p.name, ""),
+            next(_limits_in(full[p.name]), None),
+            _with_choices_as_text(full[p.name]),
+        )
         for p in inspect.signature(part).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     )
@@ -56,21 +114,64 @@ def check_options(
         name = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
             names = ", ".join(option.name for option in known) or "none"
-            raise ConfigError(f"{where}.{name} is not an option here; the options of {where} are: {names}") from None
+            raise ConfigError(
+                f"{where}.{shortened(name)} is not an option here; the options of {where} are: {names}"
+            ) from None
         if first["type"] == "missing":
             help_text = next(option.help for option in known if option.name == name)
             raise ConfigError(f"{where}.{name} is missing: it is needed here ({help_text})") from None
-        raise ConfigError(f"{where}.{name} is {first['input']!r}: {first['msg'].lower()}") from None
+        raise ConfigError(_problem(f"{where}.{name}", error)) from None
+
+
+def check_value(name: str, kind: Any, value: Any) -> Any:
+    """Check a single value, such as an argument of a command.
+
+    Args:
+        name: what it is called in messages, such as "--episodes".
+        kind: its type, which may have limits.
+        value: what was given; a string is converted.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(_problem(name, error)) from None
+
+
+def _problem(name: str, error: ValidationError) -> str:
+    first = error.errors()[0]
+    if first["type"] == "limits":
+        return f"{name} is {shortened(first['input'])}; {first['msg']}"
+    given = first["input"]
+    shown = f"'{shortened(given)}'" if isinstance(given, str) else shortened(given)
+    return f"{name} is {shown}: {first['msg'].lower()}"
 
 
 @cache
 def _model(part: Callable[..., Any], skip: tuple[str, ...]) -> type[BaseModel]:
     fields: dict[str, Any] = {
-        option.name: (option.type, ... if option.default is inspect.Parameter.empty else option.default)
+        option.name: (option.checked, ... if option.default is inspect.Parameter.empty else option.default)
         for option in options_of(part)
         if option.name not in skip
     }
     return create_model("Options", __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
+
+
+def _limits_in(kind: Any) -> Iterator[Limits]:
+    for inner in get_args(kind):
+        if isinstance(inner, Limits):
+            yield inner
+        else:
+            yield from _limits_in(inner)
+
+
+def _with_choices_as_text(kind: Any) -> Any:
+    """Let a choice among numbers be given as text, as it comes from the command line; pydantic would not."""
+    if get_origin(kind) is not Literal:
+        return kind
+    choices = {str(choice): choice for choice in get_args(kind)}
+    return Annotated[
+        kind, BeforeValidator(lambda value: choices.get(value, value) if isinstance(value, str) else value)
+    ]
 
 
 def _argument_help(part: Callable[..., Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import yaml
 
 from metadropout.errors import ConfigError
 from metadropout.registry import import_parts
+from metadropout.safe_yaml import parse_text
 
 
 def import_named_modules(arguments: Sequence[str]) -> list[str]:
@@ -41,7 +42,10 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]
             if not remaining or remaining[0].startswith("--"):
                 raise ConfigError(f"{argument} needs a value")
             value = remaining.pop(0)
-        overrides[name] = _value(value)
+        try:
+            overrides[name] = _value(value)
+        except ConfigError as error:
+            raise ConfigError(f"--{name}: {error}") from None
     return rest, overrides
 
 
@@ -52,6 +56,6 @@ def _value(text: str) -> Any:
     if not text.startswith(("[", "{")):
         return text
     try:
-        return yaml.load(text, Loader=yaml.BaseLoader)  # builds nothing but text, lists and dictionaries
-    except yaml.YAMLError:
+        return parse_text(text)
+    except yaml.YAMLError:  # the name of a folder, say
         return text

@@ -22,6 +22,7 @@ from metadropout.data.sources import Source, file_digest
 from metadropout.data.tar import read_members
 from metadropout.data.trees import open_tree
 from metadropout.errors import DataError
+from metadropout.options import ImageSize
 
 ARCHIVE = "cifar-100-python.tar.gz"
 ARCHIVE_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
@@ -33,7 +34,7 @@ BATCHES = ("meta", "train", "test")
 _log = logging.getLogger(__name__)
 
 
-def cifar_fs(*, image_size: int = SIDE, directory: str | None = None) -> Splits:
+def cifar_fs(*, image_size: ImageSize = SIDE, directory: str | None = None) -> Splits:
     """CIFAR-FS: the classes of CIFAR-100 split at random into 64, 16 and 20 (Bertinetto et al. 2019).
 
     Args:
@@ -44,7 +45,7 @@ def cifar_fs(*, image_size: int = SIDE, directory: str | None = None) -> Splits:
     return _open("cifar_fs", image_size, directory)
 
 
-def fc100(*, image_size: int = SIDE, directory: str | None = None) -> Splits:
+def fc100(*, image_size: ImageSize = SIDE, directory: str | None = None) -> Splits:
     """FC100: the classes of CIFAR-100 split by superclass into 60, 20 and 20 (Oreshkin et al. 2018).
 
     Args:

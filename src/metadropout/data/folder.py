@@ -15,6 +15,7 @@ from metadropout.data.images import ImageShape, Splits
 from metadropout.data.sources import Source
 from metadropout.data.trees import open_tree
 from metadropout.errors import DataError
+from metadropout.options import ImageSize, Seed, Share
 
 SPLIT_FOLDERS = {
     "train": "train",
@@ -28,12 +29,12 @@ SPLIT_FOLDERS = {
 def folder(
     *,
     directory: str | None = None,
-    image_size: int = 84,
+    image_size: ImageSize = 84,
     channels: Literal[1, 3] = 3,
     fit: Literal["crop", "stretch"] = "crop",
-    validation_share: float = 0.16,
-    test_share: float = 0.2,
-    split_seed: int = 0,
+    validation_share: Share = 0.16,
+    test_share: Share = 0.2,
+    split_seed: Seed = 0,
     train_classes: list[str] | None = None,
     validation_classes: list[str] | None = None,
     test_classes: list[str] | None = None,

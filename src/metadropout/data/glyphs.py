@@ -8,13 +8,14 @@ inexactly and then slants, turns, stretches and shifts the result.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from metadropout.data.images import ImageSet, ImageShape, IntArray, Splits, UInt8Array
 from metadropout.errors import DataError
+from metadropout.options import Limits, Seed
 
 FloatArray = NDArray[np.float32]
 
@@ -93,11 +94,11 @@ class Glyphs(ImageSet):
 
 def glyphs(
     *,
-    train_classes: int = 1000,
-    validation_classes: int = 100,
-    test_classes: int = 400,
-    images_per_class: int = 20,
-    seed: int = 0,
+    train_classes: Annotated[int, Limits(1, 1_000_000)] = 1000,
+    validation_classes: Annotated[int, Limits(1, 1_000_000)] = 100,
+    test_classes: Annotated[int, Limits(1, 1_000_000)] = 400,
+    images_per_class: Annotated[int, Limits(1, 10_000)] = 20,
+    seed: Seed = 0,
 ) -> Splits:
     """Invented handwritten characters, 28 × 28 grey: made from a seed, nothing to download.
 

@@ -21,6 +21,7 @@ from metadropout.data.safe_pickle import load_pickle
 from metadropout.data.sources import Source
 from metadropout.data.trees import FolderTree, is_unsafe_name
 from metadropout.errors import DataError
+from metadropout.options import ImageSize
 
 FOLDERS = ("miniimagenet", "mini-imagenet", "mini_imagenet", "miniImageNet", "mini-ImageNet", ".")
 PARTS = {"train": "train", "val": "validation", "test": "test"}
@@ -30,7 +31,7 @@ IMAGES_PER_CLASS = 600
 _log = logging.getLogger(__name__)
 
 
-def miniimagenet(*, image_size: int = 84, directory: str | None = None) -> Splits:
+def miniimagenet(*, image_size: ImageSize = 84, directory: str | None = None) -> Splits:
     """miniImageNet, in colour, with Ravi and Larochelle's 64, 16 and 20 classes.
 
     Its licence keeps it from being downloaded here. Three layouts are read: `images` with `train.csv`, `val.csv` and

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -21,6 +21,7 @@ from metadropout.data.rotations import RotatedClasses
 from metadropout.data.sources import Source, file_digest
 from metadropout.data.trees import FileTree, open_tree
 from metadropout.errors import DataError
+from metadropout.options import ImageSize, Limits, Seed
 
 TRAIN_CHARACTERS = 1200
 DRAWINGS = 20
@@ -49,9 +50,9 @@ PARTS = (
 def omniglot(
     *,
     split: Literal["random", "original"] = "random",
-    split_seed: int = SPLIT_SEED,
-    validation_characters: int = 0,
-    image_size: int = 28,
+    split_seed: Seed = SPLIT_SEED,
+    validation_characters: Annotated[int, Limits(0, 1622)] = 0,
+    image_size: ImageSize = 28,
     directory: str | None = None,
     download: bool = True,
 ) -> Splits:

@@ -16,6 +16,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from metadropout.networks.functional import weight_names
 from metadropout.networks.layers import PerturbableLayers, find_layers
 from metadropout.noise import NoiseSource, as_noise_source
 from metadropout.ops.precision import Precision
+from metadropout.options import Limits
 from metadropout.perturbations import NoPerturbation, Perturbation, PerturbedNetwork
 from metadropout.perturbations.base import Weights
 from metadropout.perturbations.layers import LayerPerturbation
@@ -69,13 +71,13 @@ class GradientLearner(Learner):
         network: nn.Module,
         perturbation: Perturbation | None = None,
         *,
-        inner_lr: float = 0.1,
-        steps: int = 5,
-        test_steps: int | None = None,
+        inner_lr: Annotated[float, Limits(0, 1e6)] = 0.1,
+        steps: Annotated[int, Limits(0, 1000)] = 5,
+        test_steps: Annotated[int, Limits(0, 1000)] | None = None,
         first_order: bool = False,
         norm_second_order: bool = True,
         adapted: Sequence[str] | None = None,
-        images_per_pass: int = 256,
+        images_per_pass: Annotated[int, Limits(1, 1_000_000)] = 256,
         precision: Precision = "full",
         gradient_checkpointing: bool = False,
     ) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from metadropout.networks.initial import initialise, make_head
 from metadropout.ops.memory_format import ChannelsLast, channels_last
 from metadropout.ops.normalisation import OffsetNorm
+from metadropout.options import Channels
 
 
 class Conv4(nn.Module, ChannelsLast):
@@ -21,7 +22,7 @@ class Conv4(nn.Module, ChannelsLast):
         channels: width of the network: 64 for Omniglot, 32 for miniImageNet and CIFAR.
     """
 
-    def __init__(self, way: int | None, *, in_channels: int = 1, image_size: int = 28, channels: int = 64) -> None:
+    def __init__(self, way: int | None, *, in_channels: int = 1, image_size: int = 28, channels: Channels = 64) -> None:
         super().__init__()
         if image_size < 16:
             raise ValueError(f"image_size is {image_size}, but four 2x2 poolings need at least 16")

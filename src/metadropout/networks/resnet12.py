@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from metadropout.networks.initial import initialise, make_head
 from metadropout.ops.memory_format import ChannelsLast, channels_last
 from metadropout.ops.normalisation import OffsetNorm
+from metadropout.options import Channels
 
 
 class ResNet12(nn.Module, ChannelsLast):
@@ -33,7 +34,7 @@ class ResNet12(nn.Module, ChannelsLast):
         *,
         in_channels: int = 3,
         image_size: int = 84,
-        channels: Sequence[int] = (64, 128, 256, 512),
+        channels: Sequence[Channels] = (64, 128, 256, 512),
     ) -> None:
         super().__init__()
         if image_size < 2 ** len(channels):

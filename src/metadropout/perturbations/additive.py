@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.options import Limits
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
 
@@ -33,7 +34,7 @@ class Additive(LayerPerturbation):
         self,
         network: nn.Module,
         *,
-        noise_scale: float = 0.1,
+        noise_scale: Annotated[float, Limits(0, 1000)] = 0.1,
         layers: Sequence[str] | None = None,
         head: str | None = None,
     ) -> None:

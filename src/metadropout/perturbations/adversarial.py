@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from metadropout.options import Limits
 from metadropout.perturbations.base import Perturbation, Target
 from metadropout.robustness.attacks import NORMS, Norm, projected_gradient_descent
 
@@ -30,7 +31,14 @@ class Adversarial(Perturbation):
     tasks_share_a_batch: ClassVar[bool] = False
     support_only: ClassVar[bool] = True
 
-    def __init__(self, network: nn.Module, *, norm: Norm = "linf", radius: float = 0.1, attack_steps: int = 10) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        norm: Norm = "linf",
+        radius: Annotated[float, Limits(0, 1e6)] = 0.1,
+        attack_steps: Annotated[int, Limits(1, 10_000)] = 10,
+    ) -> None:
         super().__init__(network)
         if radius < 0 or attack_steps < 1:
             raise ValueError(f"radius ({radius}) must not be negative and attack_steps ({attack_steps}) at least 1")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from metadropout.options import Limits
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
+
+KlWeight = Annotated[float, Limits(0, 1000)]
 
 
 class InformationBottleneck(LayerPerturbation):
@@ -34,7 +37,7 @@ class InformationBottleneck(LayerPerturbation):
         self,
         network: nn.Module,
         *,
-        kl_weight: float = 1e-4,
+        kl_weight: KlWeight = 1e-4,
         layers: Sequence[str] | None = None,
         head: str | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from metadropout.networks.layers import find_activations, find_weighted
 from metadropout.perturbations.base import Pass
-from metadropout.perturbations.bottleneck import InformationBottleneck
+from metadropout.perturbations.bottleneck import InformationBottleneck, KlWeight
 
 
 class InformationDropout(InformationBottleneck):
@@ -26,7 +26,7 @@ class InformationDropout(InformationBottleneck):
         self,
         network: nn.Module,
         *,
-        kl_weight: float = 1e-4,
+        kl_weight: KlWeight = 1e-4,
         layers: Sequence[str] | None = None,
         head: str | None = None,
     ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.networks.layers import find_layers
+from metadropout.options import Limits
 from metadropout.perturbations.base import Pass, Perturbation, Target
 
 
@@ -41,7 +42,7 @@ class Mixup(Perturbation):
         self,
         network: nn.Module,
         *,
-        gamma: float = 0.2,
+        gamma: Annotated[float, Limits(0, 1000, above=True)] = 0.2,
         layers: Sequence[str] | None = None,
         head: str | None = None,
     ) -> None:

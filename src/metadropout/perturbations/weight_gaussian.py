@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import nn
 
 from metadropout.networks.functional import weight_names
 from metadropout.networks.layers import module_key
+from metadropout.options import Limits
 from metadropout.perturbations.base import Pass, Perturbation, Target, Weights
 from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER
 
@@ -31,7 +32,9 @@ class WeightGaussian(Perturbation):
     samples_share_a_batch: ClassVar[bool] = False
     needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
 
-    def __init__(self, network: nn.Module, *, initial_std: float = 0.002) -> None:
+    def __init__(
+        self, network: nn.Module, *, initial_std: Annotated[float, Limits(0, 1000, above=True)] = 0.002
+    ) -> None:
         super().__init__(network)
         if initial_std <= 0:
             raise ValueError(f"initial_std is {initial_std}; it must be above 0")

@@ -15,10 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from metadropout.config import Config, load_config, parse_config
 from metadropout.errors import ConfigError
+from metadropout.safe_yaml import read_yaml
 
 FOLDER = Path(__file__).parent
 
@@ -90,7 +89,7 @@ def sources() -> dict[str, str]:
 
 @cache
 def _families() -> dict[str, dict[str, Any]]:
-    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.yaml"))}
+    return {path.stem: read_yaml(path) for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def _settings(family: str) -> dict[str, Any]:
