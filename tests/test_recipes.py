@@ -9,6 +9,7 @@ import torch
 
 import metadropout as md
 from metadropout.cli import main
+from metadropout.cli.recipes import groups
 from metadropout.config import build_learner
 from metadropout.data import ImageShape
 from metadropout.perturbations import PERTURBATIONS
@@ -172,3 +173,45 @@ def test_every_row_of_the_papers_settings_takes_a_step_with_few_channels(name: s
 def test_an_unknown_recipe_suggests_the_closest() -> None:
     with pytest.raises(md.ConfigError, match=r"did you mean .*omniglot-20way-1shot-maml"):
         load_recipe("omniglot-20way-1-shot-maml")
+
+
+def test_the_overview_starts_with_the_small_settings_and_names_all_settings_and_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert first[1:3] == ["glyphs-5way-1shot", "glyphs-20way-1shot"]
+    assert first.index("metadropout") < first.index("adversarial-l1-small")
+    assert len(lines) < 80
+    assert {name for table in tables().values() for name in (*table.settings, *table.rows)} <= set(first)
+
+
+def test_every_setting_of_a_group_goes_with_each_of_its_rows() -> None:
+    made = {
+        f"{setting}-{row}"
+        for group in groups()
+        for setting in (name for table in group for name in table.settings)
+        for row in (name for table in group for name in table.rows)
+    }
+    assert made == set(recipe_names())
+
+
+def test_recipes_are_found_by_words_in_their_names_and_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
+    def found(*words: str) -> list[str]:
+        assert main(["recipes", *words]) == 0
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+
+    glyphs = [name for name in recipe_names() if name.startswith("glyphs")]
+    assert found("glyphs") == found("Glyphs") == found("glyphs-*") == glyphs
+    assert found("20way", "glyphs", "metasgd") == [
+        "glyphs-20way-1shot-metasgd",
+        "glyphs-20way-1shot-metasgd-metadropout",
+    ]
+    assert found("smallest radius", "glyphs-5way")[0] == "glyphs-5way-1shot-adversarial-l1-small"
+    assert main(["recipes", "omniglot-20way-5shot-metasgd"]) == 0  # a whole name shows the recipe
+    assert "inner_lr: 0.4" in capsys.readouterr().out
+    assert main(["recipes", "glyphs-5way-1shot-metadrop0ut"]) == 1
+    assert "did you mean glyphs-5way-1shot-metadropout" in capsys.readouterr().err
+    assert main(["recipes", "glyphs", "violins"]) == 1
+    assert "no recipe fits 'glyphs violins'" in capsys.readouterr().err

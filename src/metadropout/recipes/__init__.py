@@ -21,6 +21,9 @@ from metadropout.safe_yaml import read_yaml
 
 FOLDER = Path(__file__).parent
 
+FIRST = ("small", "table1", "table2", "table3", "robustness")
+"""The families that most users look for, in that order; the others follow by name."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -89,7 +92,8 @@ def sources() -> dict[str, str]:
 
 @cache
 def _families() -> dict[str, dict[str, Any]]:
-    return {path.stem: read_yaml(path) for path in sorted(FOLDER.glob("*.yaml"))}
+    paths = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+    return {name: read_yaml(paths[name]) for name in sorted(paths, key=lambda name: (*FIRST, name).index(name))}
 
 
 def _settings(family: str) -> dict[str, Any]:
@@ -102,10 +106,13 @@ def _settings(family: str) -> dict[str, Any]:
 
 @cache
 def _recipes() -> dict[str, dict[str, Any]]:
+    families = _families()
+    settings = {name: setting for family in families for name, setting in _settings(family).items()}
     return {
         f"{setting_name}-{row_name}": _combine(setting_name, setting, row)
-        for name, family in _families().items()
-        for setting_name, setting in _settings(name).items()
+        for setting_name, setting in settings.items()
+        for name, family in families.items()
+        if setting_name in _settings(name)
         for row_name, row in family["rows"].items()
     }
 
