@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metadropout.evaluation import Evaluation
+from metadropout.files import write_atomically
 from metadropout.robustness.attacks import Norm
 from metadropout.robustness.curves import Curves
 from metadropout.runs.folder import Run
@@ -214,7 +216,9 @@ def pyplot() -> Any:
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as a PNG that is the same for the same figure."""
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=130, metadata={"Software": None})
+    write_atomically(path, content.getvalue())
 
 
 def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:

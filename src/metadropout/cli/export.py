@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 from typing import Any
 
 from metadropout.config import build_learner
 from metadropout.errors import ConfigError
+from metadropout.files import write_atomically
 from metadropout.runs.folder import open_run
 from metadropout.training.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
 from metadropout.training.loop import open_splits
@@ -41,6 +41,6 @@ def run_command(namespace: argparse.Namespace) -> int:
     save_checkpoint(path, learner, None, progress)
     for pattern in COPIED:
         for file in run.folder.glob(pattern):
-            shutil.copyfile(file, out / file.name)
+            write_atomically(out / file.name, file.read_bytes())
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0

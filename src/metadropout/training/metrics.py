@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from metadropout.errors import TrainingError
-from metadropout.files import write_atomically
+from metadropout.files import errors_naming, write_atomically
 
 _LONGEST = 2**16
 """Bytes at the end of a file in which its last lines are sure to lie."""
@@ -39,9 +39,11 @@ class MetricsLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # all lines are written but one that could not be, which has been reported
+            self._file.close()
         if self._events is not None:
-            self._events.close()
+            with errors_naming(self.path.parent / "events"):
+                self._events.close()
 
     def add_training(self, iteration: int, loss: float, accuracy: float, tasks: int, seconds: float) -> None:
         """Take note of one outer step."""
@@ -87,7 +89,8 @@ class MetricsLog:
         if self._events is not None:
             for name, value in line.items():
                 if name not in ("kind", "iteration") and value is not None:
-                    self._events.add_scalar(f"{line['kind']}/{name}", value, line["iteration"])
+                    with errors_naming(self.path.parent / "events"):
+                        self._events.add_scalar(f"{line['kind']}/{name}", value, line["iteration"])
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
