@@ -48,7 +48,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a truth value for a number": ({"learner": {"steps": True}}, "learner.steps is True; it must be from 0 to 1000"),
     "a huge step": ({"training": {"meta_lr": 1e38}}, r"training.meta_lr is 1e\+38; it must be above 0, up to 10"),
     "a huge meta-batch": ({"training": {"meta_batch": 10**12}}, "training.meta_batch is 1000000000000; it must be"),
-    "no number": ({"learner": {"inner_lr": math.nan}}, r"learner.inner_lr is nan; it must be from 0 to 1e\+06"),
+    "no number": ({"learner": {"inner_lr": math.nan}}, r"learner.inner_lr is nan; it must be from 0 to 1000"),
     "a block too wide": (
         {"network": {"name": "resnet12", "channels": [1, 2, 10**9, 4]}},
         "network.channels is 1000000000; it must be from 1 to 10000",

@@ -79,6 +79,10 @@ def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=g, dtype=parameter.dtype) * scale)
 
 
+DIVERGING = ["--perturbation.name", "vib", "--perturbation.kl_weight", "1000"]
+DIVERGING += ["--learner.inner_lr", "1000", "--learner.steps", "5"]
+"""Options with which the first inner loop overflows."""
+
 PERTURBATION_OPTIONS: dict[str, dict[str, Any]] = {
     "combined": {"parts": [{"name": "metadropout"}, {"name": "mixup", "gamma": 1.0}]},
     "vib": {"kl_weight": 1e-3},

@@ -1,18 +1,22 @@
 """Few-shot learning that learns how to perturb: Meta-dropout and its field of comparison."""
 
-from metadropout.data import ArrayImages, Episode, EpisodeSampler, Splits, open_dataset, split_classes
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from metadropout.errors import CheckpointError, ConfigError, DataError, MetadropoutError, TrainingError
-from metadropout.learners import MAML, GradientLearner, Learner, MetaSGD, Outcome, TaskGradient
-from metadropout.networks import Conv4, ResNet12
-from metadropout.noise import NoiseSource, RecordedNoise, SeededNoise
-from metadropout.perturbations import MetaDropout, NoPerturbation, Perturbation
-from metadropout.registry import register
-from metadropout.training.fit import LoadedRun, evaluate, fit, load_run
+
+if TYPE_CHECKING:
+    from metadropout.data import ArrayImages, Episode, EpisodeSampler, Splits, open_dataset, split_classes
+    from metadropout.learners import MAML, GradientLearner, Learner, MetaSGD, Outcome, TaskGradient
+    from metadropout.networks import Conv4, ResNet12
+    from metadropout.noise import NoiseSource, RecordedNoise, SeededNoise
+    from metadropout.perturbations import MetaDropout, NoPerturbation, Perturbation
+    from metadropout.registry import register
+    from metadropout.training.fit import LoadedRun, evaluate, fit, load_run
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "MAML",
     "ArrayImages",
     "CheckpointError",
     "ConfigError",
@@ -23,6 +27,7 @@ __all__ = [
     "GradientLearner",
     "Learner",
     "LoadedRun",
+    "MAML",
     "MetaDropout",
     "MetaSGD",
     "MetadropoutError",
@@ -44,3 +49,26 @@ __all__ = [
     "register",
     "split_classes",
 ]
+
+_MODULES = {
+    "data": ("ArrayImages", "Episode", "EpisodeSampler", "Splits", "open_dataset", "split_classes"),
+    "learners": ("MAML", "GradientLearner", "Learner", "MetaSGD", "Outcome", "TaskGradient"),
+    "networks": ("Conv4", "ResNet12"),
+    "noise": ("NoiseSource", "RecordedNoise", "SeededNoise"),
+    "perturbations": ("MetaDropout", "NoPerturbation", "Perturbation"),
+    "registry": ("register",),
+    "training.fit": ("LoadedRun", "evaluate", "fit", "load_run"),
+}
+"""Where the names above are; they are imported when first used, as PyTorch takes its time to load."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"metadropout.{module}"), name)
+            return value
+    raise AttributeError(f"module 'metadropout' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

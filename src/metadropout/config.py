@@ -342,8 +342,8 @@ def _axis_section(axis: str, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"name": CUSTOM, "class": str(given.get("class", ""))}
     if not isinstance(name, str) or name not in AXES[axis]:
         raise ConfigError(
-            f"{axis}.name is '{shortened(name)}'; known are: {', '.join(AXES[axis])}. If it is a {axis} of your own, name the "
-            "module that registers it: --import MODULE"
+            f"{axis}.name is '{shortened(name)}'; known are: {', '.join(AXES[axis])}. If it is a {axis} of your own, "
+            "name the module that registers it: --import MODULE"
         )
     checked = check_options(AXES[axis][name], _options(given), axis, skip=FROM_DATA.get(axis, ()))
     return {"name": name, **checked}

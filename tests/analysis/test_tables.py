@@ -113,9 +113,9 @@ def test_a_folder_with_another_run_and_wrong_names_are_refused(
     refused = {
         ("--network.channels", "3"): "glyphs-5way-1shot-maml-seed0: was trained with network.channels 2, not 3; choose",
         ("--scale", "0.001"): "glyphs-5way-1shot-maml-seed0: has been trained for 2 iterations already, more than 1",
-        ("--scale", "0"): "--scale is 0.0; it must be a number above 0",
-        ("--scale", "inf"): "--scale is inf; it must be a number above 0",
-        ("--jobs", "0"): "--jobs is 0; it must be at least 1",
+        ("--scale", "0"): "--scale is 0; it must be above 0, up to 1000",
+        ("--scale", "inf"): "--scale is inf; it must be above 0, up to 1000",
+        ("--jobs", "0"): "--jobs is 0; it must be from 1 to 1000",
         ("--figure", "table.svg"): "--figure is table.svg; its name must end in .png",
         ("--training.validation_episodes", "2"): "was trained with training.validation_episodes 1, not 2; choose",
         ("--rows", "mixup-1"): "there is no row 'mixup-1' in this table",

@@ -123,9 +123,9 @@ def test_a_stop_keeps_what_is_finished(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--way", "1"], "--way is 1; it must be at least 2"),
-        (["--image-size", "8"], "--image-size is 8; it must be at least 16"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--way", "1"], "--way is 1; it must be from 2 to 10000"),
+        (["--image-size", "8"], "--image-size is 8; it must be from 16 to 1024"),
+        (["--rounds", "0"], "--rounds is 0; it must be from 1 to 10000"),
     ],
 )
 def test_impossible_sizes_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -252,7 +252,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "a radius that is no number": (Path.exists, ["--norm", "l2", "--epsilon", "nan"], "--epsilon is nan; a radius"),
     "a radius without norm": (Path.exists, ["--epsilon", "1"], "--epsilon needs --norm l1, l2 or linf"),
     "a radius before its norm": (Path.exists, ["--epsilon", "1", "--norm", "l2"], "--epsilon needs --norm l1, l2 or"),
-    "no steps": (Path.exists, ["--steps", "0"], "--steps is 0; it must be at least 1"),
+    "no steps": (Path.exists, ["--steps", "0"], "--steps is 0; it must be from 1 to 100000"),
     "an option of training": (Path.exists, ["--learner.steps", "3"], "--learner.steps cannot change here"),
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), [], "there is no checkpoint: they"),
     "a damaged checkpoint": (damage, [], "is damaged or not a checkpoint"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import assert_same_weights, finish, start, wait_for
+from toys import DIVERGING, assert_same_weights, finish, start, wait_for
 
 from metadropout.cli import main
 from metadropout.config import MachineOptions, resolve_device
@@ -99,9 +99,8 @@ def test_a_signal_to_torchrun_saves_and_stops_and_more_processes_than_tasks_can_
 def test_an_error_in_any_process_gives_one_message_and_ends_all(recipe: Path, tmp_path: Path) -> None:
     """Both processes meet a loss that is not finite; then the first one alone finds the folder taken."""
     run = tmp_path / "run"
-    options = ["--learner.inner_lr", "1e38", "--perturbation.name", "none"]
     for expected in ("lower learner.inner_lr", "holds a run already"):
-        process = start("train", recipe, "--out", run, *options, processes=2)
+        process = start("train", recipe, "--out", run, *DIVERGING, processes=2)
         out, err = finish(process)
         assert process.returncode != 0
         assert out == ""

@@ -27,7 +27,12 @@ def learner(conv4: md.Conv4) -> md.MAML:
     return md.MAML(conv4, md.MetaDropout(conv4), steps=2)
 
 
-def test_the_number_of_threads_does_not_change_a_run(recipe: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def three_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metadropout.training.workers.cpus", lambda: 3)
+
+
+def test_the_number_of_threads_does_not_change_a_run(recipe: Path, tmp_path: Path, three_cpus: None) -> None:
     for threads in ("1", "2", "3"):
         options = ["--training.meta_batch", "4", "--training.iterations", "5", "--machine.threads", threads]
         options += ["--network.channels", "16"]  # as many as all compiled kernels can be used with
@@ -126,8 +131,19 @@ def test_an_error_in_a_thread_stops_the_run_with_its_message_and_loses_nothing(r
     assert_same_weights(tmp_path / "whole", run)
 
 
-def test_training_leaves_the_callers_number_of_threads_as_it_was(recipe: Path, tmp_path: Path) -> None:
-    assert threads_to_use(3) == 3
+def test_a_run_is_resumed_on_a_machine_with_fewer_cpus(recipe: Path, tmp_path: Path, three_cpus: None) -> None:
+    run = tmp_path / "run"
+    options = ["--machine.threads", "1000", "--training.iterations", "1"]
+    assert main(["train", str(recipe), "--out", str(run), *options]) == 0
+    (start,) = json.loads((run / "environment.json").read_text())["starts"]
+    assert start["threads"] == 3
+    assert main(["train", "--resume", str(run), "--training.iterations", "2"]) == 0
+
+
+def test_training_leaves_the_callers_number_of_threads_as_it_was(
+    recipe: Path, tmp_path: Path, three_cpus: None
+) -> None:
+    assert (threads_to_use(3), threads_to_use(4)) == (3, 3)
     assert threads_to_use(0) == torch.get_num_threads()
     torch.set_num_threads(2)
     with on_one_thread():

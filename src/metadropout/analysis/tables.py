@@ -9,14 +9,14 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from metadropout.analysis.plots import Difference, Panel, plot_differences
-from metadropout.config import MAY_CHANGE, Config, as_text
+from metadropout.config import MAY_CHANGE, Config, as_text, parse_config
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.evaluation import Evaluation
 from metadropout.learners.base import TEST_SAMPLES
@@ -126,10 +126,6 @@ def plan(
     for kind, asked, known in (("setting", settings, table.settings), ("row", rows, table.rows)):
         if unknown := [name for name in asked if name not in known]:
             raise ConfigError(f"there is no {kind} '{unknown[0]}' in this table; known are: {', '.join(known)}")
-    if not 0 < scale < float("inf"):
-        raise ConfigError(f"--scale is {scale}; it must be a number above 0")
-    if episodes < 1 or min(seeds, default=0) < 0:
-        raise ConfigError("--episodes must be at least 1, and seeds 0 or more")
     if fixed := [name for name in overrides if name in ("data.name", "learner.name", "perturbation.name")]:
         raise ConfigError(f"--{fixed[0]} cannot change here: it is what rows or settings differ in; choose among those")
     jobs = []
@@ -145,7 +141,7 @@ def _job(
 ) -> Job:
     config = load_recipe(f"{setting}-{row}", {**overrides, "seed": seed})
     iterations = max(1, round(scale * config.training.iterations))
-    config = replace(config, training=replace(config.training, iterations=iterations))
+    config = parse_config(config.to_dict(), {"training.iterations": iterations})
     return Job(setting, row, seed, out / f"{setting}-{row}-seed{seed}", config, episodes, overrides)
 
 

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 import metadropout
-from metadropout.cli import (
-    attack,
-    bench,
-    data,
-    demo,
-    evaluate,
-    export,
-    figures,
-    options,
-    recipes,
-    report,
-    reproduce,
-    train,
-)
+from metadropout.cli.output import lenient_output
 from metadropout.cli.overrides import import_named_modules, split_overrides
 from metadropout.errors import ConfigError, MetadropoutError
+
+COMMANDS = (
+    "train",
+    "evaluate",
+    "attack",
+    "export",
+    "figures",
+    "report",
+    "reproduce",
+    "recipes",
+    "options",
+    "data",
+    "demo",
+    "bench",
+)
+"""Each is a module of this folder."""
 
 DESCRIPTION = """\
 Few-shot learning that learns how to perturb: MAML and Meta-SGD with Meta-dropout.
@@ -43,31 +51,109 @@ A run is a learner x a perturbation x a network x a data set, described by a rec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0 done, 1 a mistake to mend, 130 or 143 stopped by a signal."""
+    """Run the command line and return the exit status: 0 done, 1 a mistake to fix, 130 or 143 stopped by a signal."""
+    lenient_output()
+    with _on_ctrl_c(_interrupt_once):
+        status = _run(sys.argv[1:] if arguments is None else arguments)
+        if arguments is None and status >= 128:
+            # A stop is at once: what is to be kept has been saved, and threads in the middle of a task must neither be
+            # waited for nor meet an interpreter that takes itself apart.
+            with suppress(OSError):
+                sys.stdout.flush()
+            os._exit(status)
+        return status
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read a command; its `run` does it, and its `overrides` are the recipe's options that are given anew.
+
+    Raises:
+        ConfigError: if an argument is wrong.
+        SystemExit: if argparse has answered, such as with the help.
+    """
+    if odd := [text for text in arguments if _is_undecodable(text)]:
+        shown = odd[0].encode(errors="surrogateescape").decode(errors="replace")
+        raise ConfigError(f"'{shown}' is not valid UTF-8: a run could not be written down with it; rename it")
+    plain, overrides = split_overrides(import_named_modules(arguments))
+    namespace = build_parser().parse_args(plain)
+    if overrides and not getattr(namespace, "takes_overrides", False):
+        raise ConfigError(f"--{next(iter(overrides))} has no meaning for this command")
+    namespace.overrides = overrides
+    return namespace
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="metadropout", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"metadropout {metadropout.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, evaluate, attack, export, figures, report, reproduce, recipes, options, data, demo, bench):
-        command.register(commands)
+    for name in COMMANDS:
+        importlib.import_module(f"metadropout.cli.{name}").register(commands)
+    return parser
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run a command and turn what goes wrong into a line on standard error and a status."""
     try:
-        given = import_named_modules(sys.argv[1:] if arguments is None else arguments)
-        plain, overrides = split_overrides(given)
-        namespace = parser.parse_args(plain)
-        if overrides and not getattr(namespace, "takes_overrides", False):
-            raise ConfigError(f"--{next(iter(overrides))} has no meaning for this command")
-        namespace.overrides = overrides
-        return int(namespace.run(namespace))
+        with _on_ctrl_c(signal.SIG_DFL):  # nothing has been done yet, and imports cannot be interrupted safely
+            namespace = parse(arguments)
+        status = int(namespace.run(namespace))
+        sys.stdout.flush()
+        return status
     except MetadropoutError as error:
-        print(f"metadropout: error: {error}", file=sys.stderr)
-        return 1
+        return _failed(str(error))
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except OSError as error:
-        print(f"metadropout: error: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
-        return 1
+        return _failed(f"{error.filename or _nameless()}: {error.strerror or error}")
     except KeyboardInterrupt:
-        print("metadropout: stopped at once; the last checkpoint is kept", file=sys.stderr)
+        print("metadropout: stopped at once; what was saved is kept", file=sys.stderr)
         return 130
+
+
+def _failed(message: str) -> int:
+    print(f"metadropout: error: {message}", file=sys.stderr)
+    return 1
+
+
+def _nameless() -> str:
+    """Say what could not be written where the system names no file: the output, as files are written under a name."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+    return "standard output"
+
+
+def _drop_output() -> None:
+    """Let what is still to be printed go nowhere, as Python would fail on it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_undecodable(text: str) -> bool:
+    """Say whether an argument has bytes that are not text; Python keeps them as lone surrogates."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
+    """End the command in order; one more Ctrl-C ends the process at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _on_ctrl_c(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Set what Ctrl-C does, unless it is ignored, as it is in jobs that a shell runs in the background."""
+    before = signal.getsignal(signal.SIGINT)
+    # Only the main thread may set handlers, and a handler that is not Python's is not ours to change.
+    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

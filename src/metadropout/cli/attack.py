@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from metadropout.analysis.plots import NORM_NAMES, robustness_figure, save_figure
-from metadropout.cli.evaluate import check_at_least_one, open_for_testing
+from metadropout.cli.evaluate import open_for_testing
+from metadropout.cli.numbers import add_number
 from metadropout.cli.progress import CountDisplay
 from metadropout.config import parse_config, task_options
 from metadropout.data import Splits
@@ -22,11 +22,13 @@ from metadropout.data.locks import exclusive
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.files import write_atomically
 from metadropout.learners.base import TEST_SAMPLES
+from metadropout.options import Episodes, Limits, Samples, Seed
 from metadropout.robustness.attacks import NORMS, Norm
 from metadropout.robustness.curves import COLOUR_RADII, GREY_RADII, Attack, Curves, Target, common_ladders
 from metadropout.runs.folder import Run
 from metadropout.training.allocator import keep_freed_memory
 from metadropout.training.loop import TESTING, episode_sampler, open_splits
+from metadropout.training.workers import threads_to_use
 
 ALL = "all"
 
@@ -76,28 +78,29 @@ def register(commands: Any) -> None:
         default=[],
         help="which ball; may be given several times (default: all three)",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--epsilon",
-        type=float,
+        Annotated[float, Limits(0, 1e6)],
         nargs="+",
         metavar="E",
         action=_RadiiOfNorm,
         default={},
         help="radii of the norm named before them (default: the paper's for Omniglot; ours for colour images)",
     )
-    parser.add_argument("--steps", type=int, default=200, help="steps from each start (default: 200, as in the paper)")
-    parser.add_argument(
+    steps = "steps from each start (default: 200, as in the paper)"
+    add_number(parser, "--steps", Annotated[int, Limits(1, 100_000)], default=200, help=steps)
+    add_number(
+        parser,
         "--restarts",
-        type=int,
+        Annotated[int, Limits(1, 1000)],
         default=1,
         help="random starts at each radius, beside the one from the radius below (default: 1)",
     )
-    parser.add_argument("--episodes", type=int, default=1000, help="number of tasks (default: 1000)")
-    parser.add_argument(
-        "--mc-samples", type=int, default=TEST_SAMPLES, help="noise samples per inner step (default: 30)"
-    )
+    add_number(parser, "--episodes", Episodes, default=1000, help="number of tasks (default: 1000)")
+    add_number(parser, "--mc-samples", Samples, default=TEST_SAMPLES, help="noise samples per inner step (default: 30)")
     parser.add_argument("--state", choices=["last", "best"], default="last", help="default: last, as in the paper")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes (default: 0, as for evaluate)")
+    add_number(parser, "--seed", Seed, default=0, help="seed of the episodes (default: 0, as for evaluate)")
     parser.add_argument(
         "--inductive",
         action="store_true",
@@ -112,8 +115,7 @@ def run_command(namespace: argparse.Namespace) -> int:
     _check(namespace)
     keep_freed_memory()
     runs = open_runs(namespace.folders, namespace.overrides, inductive=namespace.inductive)
-    if threads := runs[0].config.machine.threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads_to_use(runs[0].config.machine.threads))
     splits = open_splits(runs[0].config)
     attack = Attack(
         _radii(namespace, splits), namespace.steps, namespace.restarts, namespace.mc_samples, namespace.seed
@@ -210,10 +212,6 @@ def as_markdown(results: Mapping[str, Curves]) -> str:
 
 
 def _check(namespace: argparse.Namespace) -> None:
-    check_at_least_one(namespace, "episodes", "mc_samples", "steps", "restarts")
-    for radius in (radius for radii in namespace.epsilon.values() for radius in radii):
-        if not 0 <= radius < math.inf:
-            raise ConfigError(f"--epsilon is {radius:g}; a radius must be a number of 0 or more")
     if ALL in namespace.epsilon:
         raise ConfigError("--epsilon needs --norm l1, l2 or linf before it: a radius means something else in each norm")
     names = [folder.resolve().name for folder in namespace.folders]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,8 +25,10 @@ from metadropout.bench.measuring import OnStep
 from metadropout.bench.plots import plot_adaptation, plot_comparisons, plot_growth
 from metadropout.bench.problem import SETTINGS, Method, Setting
 from metadropout.bench.report import Report, adaptation_report, comparison_report, describe_machine, growth_report
-from metadropout.errors import ConfigError
+from metadropout.cli.numbers import add_number
 from metadropout.files import write_atomically
+from metadropout.options import Channels, Limits, Shot, Threads, Way
+from metadropout.training.workers import cpus
 
 EPILOG = """\
   metadropout bench                              one meta-iteration: this project and its peers
@@ -37,7 +39,15 @@ All compute the same gradients, which is checked first; each runs in a process o
 Ctrl-C stops at any time; parts that are finished are in --out.
 """
 
-SIZES = ("way", "shot", "query", "steps", "channels", "image_size", "meta_batch")
+SIZES = {
+    "way": Way,
+    "shot": Shot,
+    "query": Shot,
+    "steps": Annotated[int, Limits(0, 1000)],
+    "channels": Channels,
+    "image_size": Annotated[int, Limits(16, 1024)],
+    "meta_batch": Annotated[int, Limits(1, 1000)],
+}
 
 
 def register(commands: Any) -> None:
@@ -56,10 +66,11 @@ def register(commands: Any) -> None:
         "--setting", choices=list(SETTINGS), help="default: omniglot-20way; omniglot-5way for evaluation and growth"
     )
     parser.add_argument("--method", choices=[*get_args(Method), "both"], default="both", help="default: both")
-    for name in SIZES:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="default: the setting's")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="how often each is timed (default: 7)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="default: PyTorch's own choice")
+    for name, kind in SIZES.items():
+        add_number(parser, f"--{name.replace('_', '-')}", kind, metavar="N", help="default: the setting's")
+    often = "how often each is timed (default: 7)"
+    add_number(parser, "--rounds", Annotated[int, Limits(1, 10_000)], default=7, metavar="N", help=often)
+    add_number(parser, "--threads", Threads, default=0, metavar="N", help="default: PyTorch's own choice")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write results (JSON) and plots to this folder")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.set_defaults(run=run_command)
@@ -67,8 +78,7 @@ def register(commands: Any) -> None:
 
 def run_command(namespace: argparse.Namespace) -> int:
     """Measure, print and return the exit status."""
-    if namespace.rounds < 1 or namespace.threads < 0:
-        raise ConfigError("--rounds must be at least 1, and --threads 0 or more")
+    namespace.threads = min(namespace.threads, cpus())
     if namespace.out is not None:
         namespace.out.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end the other processes, too
@@ -136,11 +146,6 @@ def _setting(namespace: argparse.Namespace) -> Setting:
     """Return the setting asked for, with the sizes that are given anew."""
     name = namespace.setting or ("omniglot-20way" if namespace.what == "training" else "omniglot-5way")
     given = {size: getattr(namespace, size) for size in SIZES if getattr(namespace, size) is not None}
-    least = {"way": 2, "steps": 0, "image_size": 16}
-    for size, value in given.items():
-        if value < least.get(size, 1):
-            option = f"--{size.replace('_', '-')}"
-            raise ConfigError(f"{option} is {value}; it must be at least {least.get(size, 1)}")
     return replace(SETTINGS[name], **given)
 
 

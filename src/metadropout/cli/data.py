@@ -11,12 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from metadropout.cli.numbers import add_number
 from metadropout.data import DATASETS, EpisodeSampler, Splits, open_dataset
 from metadropout.data.inspection import check, prepared_of, state_of
 from metadropout.data.locations import cache_directory, data_directory
 from metadropout.data.picture import save_picture
 from metadropout.errors import ConfigError, DataError
-from metadropout.options import check_options
+from metadropout.options import Seed, Shot, Way, check_options
 
 DESCRIPTION = """\
 Data sets: list, prepare, check, show.
@@ -41,8 +42,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     show = _action(actions, "show", "draw a picture of one episode", _show)
     show.add_argument("--out", type=Path, metavar="FILE", help="the PNG to write (default: NAME-episode.png)")
     show.add_argument("--split", choices=("train", "validation", "test"), default="train", help="default: train")
-    for name, default in (("way", 5), ("shot", 1), ("query", 5), ("seed", 0)):
-        show.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"default: {default}")
+    for name, kind, default in (("way", Way, 5), ("shot", Shot, 1), ("query", Shot, 5), ("seed", Seed, 0)):
+        add_number(show, f"--{name}", kind, default=default, metavar="N", help=f"default: {default}")
 
 
 def _action(

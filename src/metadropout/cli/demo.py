@@ -8,7 +8,9 @@ from typing import Any
 
 from metadropout.analysis.plots import plot_accuracies, plot_comparison
 from metadropout.cli.evaluate import evaluate_run
+from metadropout.cli.numbers import add_number
 from metadropout.cli.train import show_training
+from metadropout.options import Episodes, Iterations
 from metadropout.recipes import load_recipe
 from metadropout.training.loop import open_parts
 
@@ -24,8 +26,8 @@ def register(commands: Any) -> None:
         "accuracies on unseen characters. Stopped, it goes on where it was.",
     )
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for runs and pictures (default: demo)")
-    parser.add_argument("--iterations", type=int, default=300, help="outer steps for each method (default: 300)")
-    parser.add_argument("--episodes", type=int, default=100, help="unseen tasks for each method (default: 100)")
+    add_number(parser, "--iterations", Iterations, default=300, help="outer steps for each method (default: 300)")
+    add_number(parser, "--episodes", Episodes, default=100, help="unseen tasks for each method (default: 100)")
     parser.set_defaults(run=run_command)
 
 

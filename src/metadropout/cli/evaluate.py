@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from metadropout.cli.numbers import add_number
 from metadropout.cli.progress import CountDisplay
 from metadropout.config import Config, parse_config, resolve_device
 from metadropout.data import EpisodeSampler, SavedEpisodes, load_episodes, save_episodes
@@ -18,6 +19,7 @@ from metadropout.evaluation import Evaluation, evaluate
 from metadropout.learners import Learner
 from metadropout.learners.base import TEST_SAMPLES
 from metadropout.noise import mix_seed
+from metadropout.options import Episodes, Samples, Seed
 from metadropout.runs.folder import Run, open_run
 from metadropout.runs.results import Measure, TestResult, measured_before, write_result
 from metadropout.training.allocator import keep_freed_memory
@@ -53,16 +55,17 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--episodes", type=int, default=1000, help="number of tasks (default: 1000, as in the paper)")
-    parser.add_argument(
+    add_number(parser, "--episodes", Episodes, default=1000, help="number of tasks (default: 1000, as in the paper)")
+    add_number(
+        parser,
         "--mc-samples",
-        type=int,
+        Samples,
         default=TEST_SAMPLES,
         help="noise samples per inner step (default: 30, as in the paper; methods without randomness use 1)",
     )
     parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default: test")
     parser.add_argument("--state", choices=["last", "best"], default="last", help="default: last, as in the paper")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes; the same for all runs to compare")
+    add_number(parser, "--seed", Seed, default=0, help="seed of the episodes; the same for all runs to compare")
     parser.add_argument(
         "--episode-list",
         type=Path,
@@ -74,7 +77,6 @@ def register(commands: Any) -> None:
 
 def run_command(namespace: argparse.Namespace) -> int:
     """Evaluate, and return the exit status."""
-    check_at_least_one(namespace, "episodes", "mc_samples")
     with joined() as world:
         run = open_run(namespace.folder)
         result = evaluate_run(
@@ -98,15 +100,6 @@ def run_command(namespace: argparse.Namespace) -> int:
 
 def _count(episodes: int) -> str:
     return f"{episodes} episode{'' if episodes == 1 else 's'}"
-
-
-def check_at_least_one(namespace: argparse.Namespace, *names: str) -> None:
-    """Refuse numbers below 1, and a negative seed."""
-    for name in names:
-        if getattr(namespace, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(namespace, name)}; it must be at least 1")
-    if namespace.seed < 0:
-        raise ConfigError(f"--seed is {namespace.seed}; it must be 0 or more")
 
 
 def open_for_testing(folder: Path, overrides: Mapping[str, Any]) -> Run:

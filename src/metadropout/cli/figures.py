@@ -13,9 +13,11 @@ import torch
 from metadropout.analysis.figures.base import FigureError
 from metadropout.analysis.figures.drawing import require
 from metadropout.analysis.figures.runs import FIGURES, FigureOptions, make_figure, open_subjects
+from metadropout.cli.numbers import add_number
 from metadropout.cli.progress import CountDisplay
 from metadropout.config import parse_config
 from metadropout.errors import ConfigError
+from metadropout.options import Episodes, Iterations, Seed
 from metadropout.runs.folder import Run, open_run
 from metadropout.training.allocator import keep_freed_memory
 from metadropout.training.workers import threads_to_use
@@ -50,16 +52,18 @@ def register(commands: Any) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what can be chosen for the figures themselves."""
     defaults = FigureOptions(Path())
-    parser.add_argument("--seed", type=int, default=0, help="seed of tasks, noise, t-SNE and decoder (default: 0)")
-    parser.add_argument(
+    add_number(parser, "--seed", Seed, default=0, help="seed of tasks, noise, t-SNE and decoder (default: 0)")
+    add_number(
+        parser,
         "--episodes",
-        type=int,
+        Episodes,
         default=defaults.episodes,
         help=f"test tasks for each setting of the figure of accuracies (default: {defaults.episodes})",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--decoder-iterations",
-        type=int,
+        Iterations,
         default=defaults.decoder_iterations,
         help=f"training steps of the decoder of reconstructions (default: {defaults.decoder_iterations})",
     )
@@ -67,9 +71,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(namespace: argparse.Namespace) -> int:
     """Draw the figures and return the exit status."""
-    for name, least in (("seed", 0), ("episodes", 1), ("decoder_iterations", 1)):
-        if (value := getattr(namespace, name)) < least:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
     if odd := [name for name in namespace.overrides if not name.startswith(("machine.", "data.directory"))]:
         raise ConfigError(f"--{odd[0]} cannot change here: figures takes --machine options and --data.directory only")
     folders = [namespace.folder, *([namespace.compare] if namespace.compare else [])]

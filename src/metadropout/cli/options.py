@@ -44,7 +44,8 @@ def describe(only: str | None = None) -> Iterator[str]:
                 yield f"  --{section}.name {name}{default}: {_first_sentence(part)}"
             for option in options_of(part):
                 if option.name not in FROM_DATA.get(section, ()):
-                    setting = f"--{section}.{option.name} {_type(option)} (default: {_default(option)})"
+                    limits = f" {option.limits}" if option.limits else ""
+                    setting = f"--{section}.{option.name} {_type(option)}{limits} (default: {_default(option)})"
                     yield f"      {setting}: {option.help}"
         yield ""
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -27,9 +27,11 @@ from metadropout.analysis.tables import (
     plan,
 )
 from metadropout.cli.figures import draw_figures
+from metadropout.cli.numbers import add_number
 from metadropout.cli.progress import CountDisplay, RunsDisplay
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.files import write_atomically
+from metadropout.options import Episodes, Limits, Seed
 from metadropout.recipes import Table, tables
 from metadropout.runs.folder import open_run
 
@@ -58,23 +60,23 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=[*tables(), *PAPER_FIGURES], help="which table or figure")
-    parser.add_argument("--scale", type=float, help="fraction of the paper's iterations (default: 1)")
+    scale = Annotated[float, Limits(0, 1000, above=True)]
+    add_number(parser, "--scale", scale, help="fraction of the paper's iterations (default: 1)")
     parser.add_argument("--settings", nargs="+", metavar="SETTING", help="default: those of the table or figure")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="default: all, or those of the paper's figure")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="RUN", help="draw a figure from these trained runs")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="default: 0")
-    parser.add_argument("--episodes", type=int, help="test episodes of each run (default: 1000)")
+    add_number(parser, "--seeds", Seed, nargs="+", metavar="SEED", help="default: 0")
+    add_number(parser, "--episodes", Episodes, help="test episodes of each run (default: 1000)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/tables, or runs/WHAT)")
     parser.add_argument("--figure", type=Path, help="picture of a table's differences (default: OUT/TABLE.png)")
     parser.add_argument("--show", action="store_true", help="run nothing: print the table of what is done")
-    parser.add_argument("--jobs", type=int, help="runs at once (default: one per CPU core, or one on a GPU)")
+    jobs = Annotated[int, Limits(1, 1000)]
+    add_number(parser, "--jobs", jobs, help="runs at once (default: one per CPU core, or one on a GPU)")
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 
 def run_command(namespace: argparse.Namespace) -> int:
     """Run what is not done yet, print the table or draw the figure, and return the exit status."""
-    if namespace.jobs is not None and namespace.jobs < 1:
-        raise ConfigError(f"--jobs is {namespace.jobs}; it must be at least 1")
     # The tables share rows, and so they share a folder.
     out = namespace.out or Path("runs") / ("tables" if namespace.what.startswith("table") else namespace.what)
     if namespace.runs:

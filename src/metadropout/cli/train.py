@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from metadropout.analysis.plots import plot_curves
+from metadropout.cli.numbers import add_number
 from metadropout.cli.progress import TrainingDisplay
 from metadropout.config import MAY_CHANGE, Config, parse_config
 from metadropout.data import Splits
 from metadropout.errors import ConfigError, TrainingError
 from metadropout.learners import Learner
+from metadropout.options import Seed
 from metadropout.recipes import load_recipe
 from metadropout.runs.folder import check_free, open_run
 from metadropout.training.allocator import keep_freed_memory
@@ -53,7 +55,7 @@ def register(commands: Any) -> None:
         metavar="RUN",
         help="folder of a run to go on with; without a folder, beside RECIPE and --out: go on if that run has begun",
     )
-    parser.add_argument("--seed", type=int, help="seed of everything random in the run")
+    add_number(parser, "--seed", Seed, help="seed of everything random in the run")
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 

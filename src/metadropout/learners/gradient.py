@@ -71,7 +71,7 @@ class GradientLearner(Learner):
         network: nn.Module,
         perturbation: Perturbation | None = None,
         *,
-        inner_lr: Annotated[float, Limits(0, 1e6)] = 0.1,
+        inner_lr: Annotated[float, Limits(0, 1000)] = 0.1,
         steps: Annotated[int, Limits(0, 1000)] = 5,
         test_steps: Annotated[int, Limits(0, 1000)] | None = None,
         first_order: bool = False,

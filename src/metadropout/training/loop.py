@@ -272,6 +272,8 @@ def interruptible() -> Iterator[Interrupt]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if interrupt.received is not None:
+            for each in before:  # one more ends the process, whatever it is about to do
+                signal.signal(each, signal.SIG_DFL)
             raise KeyboardInterrupt
         interrupt.received = signal.Signals(number)
 

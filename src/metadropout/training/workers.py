@@ -7,6 +7,7 @@ of its sums. So each thread has a task of its own.
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -54,8 +55,9 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Who interrupts does not want to wait for the tasks that are being done.
+        self._pool.shutdown(wait=kind is not KeyboardInterrupt, cancel_futures=True)
 
     def run(
         self,
@@ -110,8 +112,16 @@ def replica(learner: Learner) -> Learner:
 
 
 def threads_to_use(asked: int) -> int:
-    """Return how many threads a process may use: as many as asked for, or as many as PyTorch would for 0."""
-    return asked or torch.get_num_threads()
+    """Return how many threads a process uses: as many as asked for and there are CPUs, or as PyTorch would for 0.
+
+    A run keeps what was asked for, and may be resumed on a smaller machine.
+    """
+    return min(asked, cpus()) or torch.get_num_threads()
+
+
+def cpus() -> int:
+    """Return how many CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def test_mistakes_are_told(runs: Path, tmp_path: Path, capsys: pytest.CaptureFix
     run = str(runs / "metadropout")
     assert "there is no figure 'nonsense'; known are: boundaries, boundary-steps" in error(run, "--only", "nonsense")
     assert "is not a run's folder" in error(str(tmp_path))
-    assert "--episodes is 0; it must be 1 or more" in error(run, "--episodes", "0")
+    assert "--episodes is 0; it must be from 1 to 1000000" in error(run, "--episodes", "0")
     assert "--learner.steps cannot change here" in error(run, "--learner.steps", "3")
     other = train(tmp_path / "way", "maml", "--episode.way", "3")
     assert "its way is 3, not 5" in error(run, "--compare", str(other), "--only", "boundaries")
