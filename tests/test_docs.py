@@ -47,13 +47,6 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-def test_recipes_named_in_commands_exist() -> None:
-    texts = [page.read_text() for page in PAGES] + [p.read_text() for p in (ROOT / "src").rglob("*.yaml")]
-    named = {name for text in texts for name in re.findall(r"metadropout train ([a-z0-9]+(?:-[a-z0-9]+)+)", text)}
-    assert named
-    assert named <= set(recipe_names())
-
-
 @pytest.mark.parametrize("page", ["table1.md", "tables23.md"])
 def test_tables_of_the_paper_are_those_of_the_recipes(page: str) -> None:
     cells: dict[str, str] = {}
