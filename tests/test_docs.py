@@ -102,5 +102,5 @@ def test_lists_of_recipes_and_options_name_everything(capsys: pytest.CaptureFixt
     assert main(["options"]) == 0
     listed = " ".join(capsys.readouterr().out.split())
     assert "--learner.inner_lr float from 0 to 1000 (default: 0.1): step size of the inner steps" in listed
-    assert "--training.meta_lr float above 0, up to 10 (default: 0.001): Adam's learning rate" in listed
-    assert "--network.channels Sequence[int] from 1 to 10000 (default: (64, 128, 256, 512))" in listed
+    assert "--training.meta_lr float above 0, up to 10 (default: 0.001): learning rate" in listed
+    assert "--network.channels Sequence[int] from 1 to 4096 (default: (64, 128, 256, 512))" in listed

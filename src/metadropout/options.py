@@ -56,7 +56,7 @@ Episodes = Annotated[int, Limits(1, 1_000_000)]
 Samples = Annotated[int, Limits(1, 10_000)]
 Threads = Annotated[int, Limits(0, 1024)]
 ImageSize = Annotated[int, Limits(1, 1024)]
-Channels = Annotated[int, Limits(1, 10_000)]
+Channels = Annotated[int, Limits(1, 4096)]
 Share = Annotated[float, Limits(0, 1)]
 
 

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from toys import finish, small_files, start, wait_for
 
 from metadropout.cli import build_parser, main
@@ -115,7 +117,7 @@ def test_a_full_disk_names_the_file(run: Path, tmp_path: Path, capsys: pytest.Ca
     expected = {
         ("train", "--resume", str(run), "--training.iterations", "9"): run / "config.yaml",
         ("report", str(run), "--out", str(tmp_path / "report.html")): tmp_path / "report.html",
-        ("evaluate", str(run), "--episodes", "1", "--mc-samples", "1"): run / "evaluation-test.json",
+        ("evaluate", str(run), "--episodes", "1", "--mc-samples", "1"): run / "evaluation-test-1samples.json",
         ("data", "show", "glyphs", "--out", str(tmp_path / "show.png")): tmp_path / "show.png",
     }
     for command, path in expected.items():
@@ -126,6 +128,17 @@ def test_a_full_disk_names_the_file(run: Path, tmp_path: Path, capsys: pytest.Ca
         assert error.startswith("metadropout: error: ")
         assert f"{path}: " in error
         assert "File too large" in error
+
+
+@pytest.mark.parametrize("allocate", [lambda: torch.empty(10**15), lambda: np.empty(10**15), lambda: bytearray(10**17)])
+def test_too_little_memory_gives_one_line(
+    allocate: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("metadropout.cli.options.run_command", lambda namespace: allocate())
+    assert main(["options"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("metadropout: error: there is not enough memory")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

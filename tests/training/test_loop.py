@@ -168,7 +168,7 @@ def test_a_diverging_run_stops_with_the_cause_and_keeps_the_last_good_state(
 
 
 BAD_CALLS = {
-    "no channels": (["--network.channels", "0"], "network.channels is 0; it must be from 1 to 10000"),
+    "no channels": (["--network.channels", "0"], "network.channels is 0; it must be from 1 to 4096"),
     "an odd device": (["--machine.device", "meta"], "machine.device is 'meta'; use auto, cpu, cuda"),
     "an option of no section": (["--description.x", "3"], "--description.x has no meaning"),
     "a rate that is no number": (["--learner.inner_lr", "nan"], "learner.inner_lr is nan; it must be from 0 to 1000"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -109,6 +110,12 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     except OSError as error:
         return _failed(f"{error.filename or _nameless()}: {error.strerror or error}")
+    except (MemoryError, RuntimeError) as error:  # the latter is what PyTorch raises
+        if isinstance(error, RuntimeError) and not re.search("allocate memory|out of memory", str(error)):
+            raise
+        what = re.search(r"tried? to allocate \S+ \w+", str(error), re.IGNORECASE)
+        detail = f" ({what[0]})" if what else ""
+        return _failed(f"there is not enough memory{detail}; make the tasks, the meta-batch or the network smaller")
     except KeyboardInterrupt:
         print("metadropout: stopped at once; what was saved is kept", file=sys.stderr)
         return 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -58,7 +59,8 @@ def _type(option: Option) -> str:
     if typing.get_origin(option.type) is typing.Literal:
         return "|".join(map(str, typing.get_args(option.type)))
     text = option.type.__name__ if isinstance(option.type, type) else str(option.type)
-    return text.replace("collections.abc.", "").replace("typing.", "")
+    text = text.replace("collections.abc.", "").replace("typing.", "")
+    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
 
 
 def _default(option: Option) -> str:
