@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "MAML",
     "ArrayImages",
     "CheckpointError",
     "ConfigError",
@@ -27,7 +28,6 @@ __all__ = [
     "GradientLearner",
     "Learner",
     "LoadedRun",
-    "MAML",
     "MetaDropout",
     "MetaSGD",
     "MetadropoutError",
