@@ -1,14 +1,85 @@
-"""Writing files so that they are there whole or not at all, and reading them without surprises."""
+"""Reading files that may be anything, and writing files so that they are there whole or not at all."""
 
 from __future__ import annotations
 
 import errno
+import io
+import json
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def check_regular(path: Path, limit: int) -> None:
+    """Refuse what is not a regular file of at most that many bytes: pipes and devices can wait or go on for ever.
+
+    Raises:
+        OSError: saying what it is instead; readers turn it into their own error, as if it could not be opened.
+    """
+    _refuse_others(path, os.stat(path), limit)
+
+
+def open_regular(path: Path, limit: int) -> io.BufferedReader:
+    """Open a regular file of at most that many bytes for reading, and nothing else; see `check_regular`."""
+    check_regular(path, limit)  # first, because even opening a device can do something
+    # Not waiting for a writer, should a pipe have taken the file's place meanwhile.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _refuse_others(path, os.fstat(handle), limit)
+        return os.fdopen(handle, "rb")
+    except OSError:
+        os.close(handle)
+        raise
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Return the content of a regular file of at most that many bytes; see `check_regular`."""
+    with open_regular(path, limit) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(size + 1)
+        if len(content) > size:  # it grows, or is one of those that the system makes up as they are read
+            content += file.read(limit - size)
+    if len(content) > limit:
+        raise _too_large(path, limit)
+    return content
+
+
+def read_json(path: Path, limit: int) -> Any:
+    """Return the content of a JSON file; see `read_regular`.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is not JSON.
+    """
+    content = read_regular(path, limit)
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse_others(path: Path, status: os.stat_result, limit: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+    if status.st_size > limit:
+        raise _too_large(path, limit)
+
+
+def _too_large(path: Path, limit: int) -> OSError:
+    return OSError(errno.EFBIG, f"it has more than the {limit} bytes allowed", str(path))
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -52,23 +123,3 @@ def errors_naming(path: Path | str) -> Iterator[None]:
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
-
-
-def read_regular_file(path: Path, most: int) -> bytes:
-    """Read a file, but no pipe or device, which may never end, and no more than that many bytes.
-
-    Raises:
-        OSError: if it cannot be read, is not a regular file or is too large.
-    """
-    # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with os.fdopen(handle, "rb") as file, errors_naming(path):
-        status = os.fstat(handle)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file")
-        data = file.read(most + 1)
-        if len(data) > most:
-            raise OSError(errno.EFBIG, f"is larger than {most} bytes")
-        return data

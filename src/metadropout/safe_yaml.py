@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from metadropout.errors import ConfigError, shortened
-from metadropout.files import read_regular_file
+from metadropout.files import read_regular
 
 MAX_BYTES = 2**20
 MAX_NODES = 20_000
@@ -85,7 +85,7 @@ def read_yaml(path: Path) -> Any:
         ConfigError: if it cannot be read, is not YAML, or is not taken; names the file and the line.
     """
     try:
-        text = read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
+        text = read_regular(path, MAX_BYTES).decode("utf-8-sig")
         return yaml.load(text, Loader=_Loader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None

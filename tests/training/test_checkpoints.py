@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_a_truncated_file_is_refused(saved: Path, keep: float) -> None:
     data = saved.read_bytes()
     saved.write_bytes(data[: int(len(data) * keep)])
     with pytest.raises(md.CheckpointError, match="is damaged or not a checkpoint"):
+        load_checkpoint(saved, make_learner()[0])
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_or_an_endless_file_is_refused_without_waiting(saved: Path) -> None:
+    saved.unlink()
+    os.mkfifo(saved)
+    with pytest.raises(md.CheckpointError, match="it is a named pipe, not a regular file"):
+        load_checkpoint(saved, make_learner()[0])
+    saved.unlink()
+    with saved.open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    with pytest.raises(md.CheckpointError, match=r"it has more than the .* bytes allowed"):
         load_checkpoint(saved, make_learner()[0])
 
 

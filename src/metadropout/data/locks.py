@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,11 @@ def exclusive(path: Path, *, wait: bool = True) -> Iterator[bool]:
     Raises:
         BlockingIOError: if another process holds it and there is no waiting.
     """
-    with path.open("a") as file:
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # a named pipe would wait for a reader
+
+    with open(path, "a", opener=opener) as file:
         locked = False
         try:
             import fcntl  # noqa: PLC0415 - not on every system

@@ -9,6 +9,7 @@ are made after they have been checked.
 from __future__ import annotations
 
 import math
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metadropout.errors import DataError
+from metadropout.files import open_regular
 
+MAX_BYTES = 4 * 2**30  # five times the largest file of miniImageNet; all of it is read into memory
 _PLAIN_KINDS = "biuf"  # bool, int, unsigned, float; no objects, no structures
 _ALLOWED = (  # noqa: SIM905 - sixty names read better in rows than one to a line
     "PROTO FRAME STOP MARK POP POP_MARK DUP GLOBAL STACK_GLOBAL REDUCE BUILD MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET "
@@ -41,10 +44,10 @@ def load_pickle(path: Path) -> Any:
         DataError: if it is damaged, or asks for anything else; nothing has been executed then.
     """
     try:
-        with path.open("rb") as file:
-            return read_pickle(file, path.stat().st_size, str(path))
+        with open_regular(path, MAX_BYTES) as file:
+            return read_pickle(file, os.fstat(file.fileno()).st_size, str(path))
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); get the file again") from error
 
 
 def read_pickle(file: IO[bytes], size: int, where: str) -> Any:

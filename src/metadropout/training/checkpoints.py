@@ -17,11 +17,12 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from torch import Tensor
 
 from metadropout.errors import CheckpointError, TrainingError
-from metadropout.files import write_atomically
+from metadropout.files import check_regular, write_atomically
 from metadropout.learners import Learner
 
 FORMAT = "metadropout-checkpoint"
 VERSION = 1
+MAX_BYTES = 16 * 2**30
 KEPT = 2
 """How many of the latest checkpoints a run keeps; the older one is there in case the newer is damaged."""
 
@@ -143,8 +144,7 @@ def load_checkpoint(
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a checkpoint's tensors and metadata, and verify its format and checksum."""
     try:
-        if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path}: is not a regular file, so not a checkpoint; delete it")
+        check_regular(path, MAX_BYTES)
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

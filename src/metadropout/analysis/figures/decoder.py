@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.files import write_atomically
+from metadropout.files import check_regular, write_atomically
 from metadropout.noise import mix_seed
+from metadropout.training.checkpoints import MAX_BYTES
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ def _build(features: Tensor, images: Tensor, options: DecoderOptions) -> Decoder
 def _read(path: Path, made_from: dict[str, str]) -> dict[str, Tensor] | None:
     """Return the tensors of a decoder, None where there is none of that kind."""
     try:
+        check_regular(path, MAX_BYTES)
         with safetensors.safe_open(path, framework="pt") as file:
             if file.metadata() != made_from:
                 return None
