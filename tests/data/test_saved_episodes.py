@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 
 from metadropout.data.episodes import EpisodeSampler
 from metadropout.data.glyphs import Glyphs
-from metadropout.data.saved_episodes import load_episodes, save_episodes
+from metadropout.data.saved_episodes import _checksum, load_episodes, save_episodes
 from metadropout.errors import DataError
 
 
@@ -63,14 +64,75 @@ def test_a_changed_list_is_refused(change: dict[str, Any], path: Path, images: G
 
 def test_a_list_cut_short_is_refused(path: Path, images: Glyphs) -> None:
     path.write_text(path.read_text()[:-100])
-    with pytest.raises(DataError, match=r"episodes\.json: not an episode list, or cut short"):
+    with pytest.raises(DataError, match=r"episodes\.json: not a usable episode list \(not JSON, or cut short"):
         load_episodes(path, images)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"format": "other"}'])
 def test_another_file_is_refused(content: str, path: Path, images: Glyphs) -> None:
     path.write_text(content)
-    with pytest.raises(DataError, match="not an episode list of the format"):
+    with pytest.raises(DataError, match=r"not a usable episode list \(its format is not"):
+        load_episodes(path, images)
+
+
+def forge(path: Path, **changes: Any) -> None:
+    """Change a list so that its checksum is right nevertheless."""
+    body = {**json.loads(path.read_text()), **changes}
+    del body["checksum"]
+    path.write_text(json.dumps({**body, "checksum": _checksum(body)}))
+
+
+EPISODE = {"classes": [0, 1, 2], "images": [[0, 1, 2, 3, 4, 5]] * 3}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"episodes": []},
+        {"episodes": None},
+        {"episodes": [3]},
+        {"episodes": [{}]},
+        {"episodes": [{**EPISODE, "classes": [0, 1]}]},
+        {"episodes": [{**EPISODE, "classes": [0, 1, 8]}]},
+        {"episodes": [{**EPISODE, "classes": [0, 1, -1]}]},
+        {"episodes": [{**EPISODE, "classes": [0, 1, 10**30]}]},
+        {"episodes": [{**EPISODE, "classes": ["a", "b", "c"]}]},
+        {"episodes": [{**EPISODE, "images": [[0, 1, 2, 3, 4, 10]] * 3}]},
+        {"episodes": [{**EPISODE, "images": [[0, 1], [2], [3]]}]},
+        {"episodes": [EPISODE], "shot": 6},
+        {"episodes": [EPISODE], "shot": "two"},
+        {"episodes": [EPISODE], "query": None},
+    ],
+    ids=str,
+)
+def test_a_forged_list_is_refused(changes: dict[str, Any], path: Path, images: Glyphs) -> None:
+    forge(path, **changes)
+    with pytest.raises(
+        DataError, match=r"episodes\.json: not a usable episode list \(.*; get it again .* or delete it"
+    ):
+        load_episodes(path, images)
+
+
+def test_any_flipped_bit_is_found(path: Path, images: Glyphs) -> None:
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 37):
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"episodes\.json: not a usable episode list"):
+            load_episodes(path, images)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, images: Glyphs) -> None:
+    os.mkfifo(tmp_path / "list.json")
+    with pytest.raises(DataError, match=r"cannot read the episode list .*: it is a named pipe"):
+        load_episodes(tmp_path / "list.json", images)
+
+
+def test_absurd_nesting_is_refused(path: Path, images: Glyphs) -> None:
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataError, match="nested too deeply"):
         load_episodes(path, images)
 
 

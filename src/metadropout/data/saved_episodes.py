@@ -13,9 +13,10 @@ import numpy as np
 from metadropout.data.episodes import Episode, EpisodeIndices, EpisodeSampler, assemble
 from metadropout.data.images import ImageSet
 from metadropout.errors import DataError
-from metadropout.files import write_atomically
+from metadropout.files import read_json, write_atomically
 
 FORMAT = "metadropout-episodes-1"
+MAX_BYTES = 2**28
 
 
 class SavedEpisodes:
@@ -89,27 +90,48 @@ def load_episodes(path: Path | str, images: ImageSet, *, inductive: bool = False
     Raises:
         DataError: if the file is damaged, or was drawn from other images.
     """
+    path = Path(path)
     try:
-        body = json.loads(Path(path).read_text(encoding="utf-8"))
+        body = read_json(path, MAX_BYTES)
     except OSError as error:
         raise DataError(f"cannot read the episode list {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise DataError(f"{path}: not an episode list, or cut short ({error}); save it again") from error
+        raise _damaged(path, f"not JSON, or cut short: {error}") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise DataError(f"{path}: not an episode list of the format {FORMAT}; save it again")
+        raise _damaged(path, f"its format is not {FORMAT}")
     if body.pop("checksum", None) != _checksum(body):
-        raise DataError(f"{path}: the episode list has been changed since it was saved; save it again")
-    if body["images"] != images.checksum():
+        raise _damaged(path, "it has been changed since it was saved")
+    if body.get("images") != images.checksum():
         raise DataError(
             f"{path}: the episode list was drawn from other images than these (another data set, split or "
             "preparation); open the data set with the options it was saved with, or save a new list"
         )
-    # The list is whole and was drawn from these very images, so its numbers need no further check.
-    indices = [
-        EpisodeIndices(np.asarray(item["classes"], dtype=np.int64), np.asarray(item["images"], dtype=np.int64))
-        for item in body["episodes"]
-    ]
+    try:
+        shape = (int(body["way"]), int(body["shot"]) + int(body["query"]))
+        indices = [_indices(item, shape, images) for item in body["episodes"]]
+        if not indices or not 0 < body["shot"] < shape[1]:
+            raise ValueError(f"{len(indices)} episodes, {body['shot']}-shot")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _damaged(path, f"contents of another kind: {error!r}") from error
     return SavedEpisodes(images, indices, shot=body["shot"], inductive=inductive)
+
+
+def _indices(item: Any, shape: tuple[int, int], images: ImageSet) -> EpisodeIndices:
+    indices = EpisodeIndices(*(np.asarray(item[key], dtype=np.int64) for key in ("classes", "images")))
+    if indices.images.shape != shape or indices.classes.shape != shape[:1]:
+        raise ValueError(f"an episode of shape {indices.images.shape} instead of {shape}")
+    if not ((indices.classes >= 0) & (indices.classes < len(images))).all():
+        raise ValueError("a class that is not there")
+    if not ((indices.images >= 0) & (indices.images < images.class_sizes[indices.classes][:, None])).all():
+        raise ValueError("an image that is not there")
+    return indices
+
+
+def _damaged(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path}: not a usable episode list ({reason}); get it again from where it was saved, or delete it and save a "
+        "new one"
+    )
 
 
 def _checksum(body: dict[str, Any]) -> str:
