@@ -33,6 +33,11 @@ def test_impossible_shares_are_refused(validation: float, test: float) -> None:
         by_share(list("abcdef"), validation, test, 0)
 
 
+def test_all_classes_can_be_test_classes() -> None:
+    lists = by_share(list("ab"), 0, 1, 0)
+    assert (lists["train"], lists["validation"], sorted(lists["test"])) == ([], [], ["a", "b"])
+
+
 def test_too_few_classes_are_refused() -> None:
     with pytest.raises(DataError, match="1 classes are too few"):
         by_share(["a"], 0.2, 0.2, 0)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from metadropout.data.decode import UnreadableImageError, decode_all, open_image, to_array
+from metadropout.data.decode import decode_all, open_image, to_array
 from metadropout.data.images import ImageShape
+from metadropout.data.trees import UnreadableError
 from metadropout.errors import DataError
 
 
@@ -72,25 +73,25 @@ def test_a_decompression_bomb_is_refused_before_it_unfolds() -> None:
 
     header = struct.pack(">IIBBBBB", 60000, 60000, 1, 0, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-    with pytest.raises(UnreadableImageError, match="pixels"):
+    with pytest.raises(UnreadableError, match="pixels"):
         open_image(bomb)
 
 
 def test_sizes_just_above_the_limit_are_refused() -> None:
-    with pytest.raises(UnreadableImageError, match="8000 x 7000 pixels are more than"):
+    with pytest.raises(UnreadableError, match="8000 x 7000 pixels are more than"):
         open_image(encode(Image.new("1", (8000, 7000))))
 
 
 def test_formats_that_start_programs_are_not_opened() -> None:
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
-    with pytest.raises(UnreadableImageError, match="known format"):
+    with pytest.raises(UnreadableError, match="known format"):
         open_image(postscript)
 
 
 @pytest.mark.parametrize("keep", [10, 60, 90])
 def test_a_cut_image_is_unreadable(keep: int, png: Callable[..., bytes]) -> None:
     content = png(0)
-    with pytest.raises(UnreadableImageError):
+    with pytest.raises(UnreadableError):
         open_image(content[: len(content) * keep // 100])
 
 
@@ -101,3 +102,20 @@ def test_all_damaged_images_are_named_at_once(png: Callable[..., bytes]) -> None
         DataError, match=r"the folder: 2 of the images cannot be read: b \(.*\), d \(.*replace or delete"
     ):
         list(decoded)
+
+
+def test_damaged_images_are_skipped_where_wanted_and_named(
+    png: Callable[..., bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {"a": png(0), "b": b"nonsense", "c": png(1)}
+
+    def read(name: str) -> bytes:
+        if name == "pipe":
+            raise UnreadableError("it is a named pipe")
+        return files[name]
+
+    names = [*files, "pipe"]
+    decoded = decode_all(names, read, lambda image: to_array(image, ImageShape(3, 8, 8)), "the folder", skip=True)
+    assert [array is None for array in decoded] == [False, True, False, True]
+    assert "the folder: left out, as they cannot be read: 2 images: b (" in caplog.text
+    assert "pipe (it is a named pipe)" in caplog.text

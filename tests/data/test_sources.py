@@ -6,6 +6,7 @@ import pytest
 
 from metadropout.data import sources
 from metadropout.data.sources import Source
+from metadropout.errors import DataError
 
 
 @pytest.fixture
@@ -58,6 +59,13 @@ def test_of_a_very_large_folder_added_and_removed_files_are_noticed(
     assert source.matches(recorded)
     (source.inputs[0] / "b" / "new.png").write_bytes(b"")
     assert not source.matches(recorded)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_as_source_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.tar.gz")
+    with pytest.raises(DataError, match=r"train\.tar\.gz: cannot be read \(it is a named pipe"):
+        Source(tmp_path, (tmp_path / "train.tar.gz",)).describe()
 
 
 def test_a_link_to_nowhere_does_no_harm(source: Source) -> None:

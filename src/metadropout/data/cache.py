@@ -43,7 +43,7 @@ class Contents:
     """What a source holds: classes with their sizes, and their images in the same order."""
 
     class_sizes: Mapping[str, int]
-    images: Iterable[UInt8Array]
+    images: Iterable[UInt8Array | None]
     """Arrays (channels, height, width), class after class."""
     splits: Mapping[str, SplitLists] = field(default_factory=dict)
     """The splits that belong to the data, by name."""
@@ -243,7 +243,7 @@ def _build(path: Path, preparation: Preparation, source: Source) -> dict[str, An
 
 def _write_pixels(
     write: Callable[[bytes], object],
-    images: Iterable[UInt8Array],
+    images: Iterable[UInt8Array | None],
     preparation: Preparation,
     total: int,
     path: Path,
@@ -252,8 +252,8 @@ def _write_pixels(
     digest, count = hashlib.sha256(), 0
     with progress_bar(f"preparing {preparation.stem}", total) as advance:
         for image in images:
-            if image.shape != preparation.image_shape or image.dtype != np.uint8:
-                raise DataError(f"{preparation.stem}: an image has shape {image.shape} and type {image.dtype}")
+            if image is None or image.shape != preparation.image_shape or image.dtype != np.uint8:
+                raise DataError(f"{preparation.stem}: an image has another shape or type than announced")
             content = image.tobytes()
             digest.update(content)
             with _writing(path):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from metadropout.data.archives import TarTree, open_tree
 from metadropout.data.cache import Contents, Preparation, open_prepared
 from metadropout.data.class_lists import published
 from metadropout.data.decode import SUFFIXES, decode_all, to_array
@@ -19,8 +20,7 @@ from metadropout.data.images import ImageShape, Splits, UInt8Array
 from metadropout.data.locations import data_directory
 from metadropout.data.safe_pickle import load_pickle, read_pickle
 from metadropout.data.sources import Source, file_digest
-from metadropout.data.tar import read_members
-from metadropout.data.trees import open_tree
+from metadropout.data.trees import UnreadableError
 from metadropout.errors import DataError
 from metadropout.options import ImageSize
 
@@ -30,6 +30,7 @@ ARCHIVE_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 SIDE = 32
 BATCHES = ("meta", "train", "test")
 """The files of the published archive."""
+MAX_BATCH_BYTES = 2**29
 
 _log = logging.getLogger(__name__)
 
@@ -108,16 +109,27 @@ def _read(source: Source, shape: ImageShape) -> Contents:
                 md5,
                 ARCHIVE_MD5,
             )
-        batches = {
-            Path(name).name: read_pickle(io.BytesIO(content), len(content), f"{path}: {name}")
-            for name, content in read_members(path, BATCHES)
-        }
-        contents = _from_batches(batches, path, shape)
+        contents = _from_batches(_read_batches(path), path, shape)
     elif path.is_dir() and all((path / name).is_file() for name in BATCHES):
         contents = _from_batches({name: load_pickle(path / name) for name in BATCHES}, path, shape)
     else:
         contents = _from_images(path, shape)
     return contents
+
+
+def _read_batches(path: Path) -> dict[str, Any]:
+    tree = TarTree(path, MAX_BATCH_BYTES)
+    members = {name.split("/")[-1]: name for name in tree.names}
+    if missing := [batch for batch in BATCHES if batch not in members]:
+        raise DataError(f"{path}: {', '.join(missing)} not in it; fetch {ARCHIVE_URL} again")
+    batches = {}
+    for batch in BATCHES:
+        try:
+            content = tree.read(members[batch])
+        except UnreadableError as error:
+            raise DataError(f"{path}: '{members[batch]}' in it cannot be read ({error})") from error
+        batches[batch] = read_pickle(io.BytesIO(content), len(content), f"{path}: {members[batch]}")
+    return batches
 
 
 def _from_images(path: Path, shape: ImageShape) -> Contents:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from metadropout.data.class_lists import listed
 from metadropout.data.images import ImageShape, UInt8Array
+from metadropout.data.trees import UnreadableError
 from metadropout.errors import DataError
 
 # Formats decoded by Pillow itself. Others start a program (EPS starts Ghostscript) or are rarely of use here.
@@ -20,34 +23,32 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 # somebody would shrink to a few-shot image without having shrunk it before.
 MAX_PIXELS = 50_000_000
 
+_log = logging.getLogger(__name__)
+
 Fit = Literal["crop", "stretch"]
-
-
-class UnreadableImageError(Exception):
-    """One image cannot be decoded; the caller knows its name."""
 
 
 def open_image(content: bytes) -> Image.Image:
     """Decode an image, upright, without trusting a byte of it.
 
     Raises:
-        UnreadableImageError: if it is damaged, of an unknown format or too large.
+        UnreadableError: if it is damaged, of an unknown format or too large.
     """
     try:
         image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
         width, height = image.size
         if width * height > MAX_PIXELS:
-            raise UnreadableImageError(f"{width} x {height} pixels are more than the {MAX_PIXELS} allowed")
+            raise UnreadableError(f"{width} x {height} pixels are more than the {MAX_PIXELS} allowed")
         image.load()
         return ImageOps.exif_transpose(image)
-    except UnreadableImageError:
+    except UnreadableError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise UnreadableImageError(f"more than the {MAX_PIXELS} pixels allowed") from error
+        raise UnreadableError(f"more than the {MAX_PIXELS} pixels allowed") from error
     except UnidentifiedImageError as error:
-        raise UnreadableImageError("not an image of a known format") from error
+        raise UnreadableError("not an image of a known format") from error
     except Exception as error:  # Pillow's decoders meet damage with anything from OSError to struct.error
-        raise UnreadableImageError(f"damaged: {error}") from error
+        raise UnreadableError(f"damaged: {error}") from error
 
 
 def to_array(image: Image.Image, shape: ImageShape, *, fit: Fit = "stretch") -> UInt8Array:
@@ -70,32 +71,43 @@ def to_array(image: Image.Image, shape: ImageShape, *, fit: Fit = "stretch") -> 
 
 
 def decode_all(
-    names: Iterable[str], read: Callable[[str], bytes], convert: Callable[[Image.Image], UInt8Array], where: str
-) -> Iterator[UInt8Array]:
-    """Decode file after file; the damaged ones are named together at the end, so that one run finds them all.
+    names: Iterable[str],
+    read: Callable[[str], bytes],
+    convert: Callable[[Image.Image], UInt8Array],
+    where: str,
+    *,
+    skip: bool = False,
+    way_out: str = "",
+) -> Iterator[UInt8Array | None]:
+    """Decode file after file; the unreadable ones are named together at the end, so that one run finds them all.
 
     Args:
         names: the files, in the order wanted.
-        read: gives the bytes of one.
-        convert: from the decoded image to the array; may raise UnreadableImageError.
+        read: gives the bytes of one; may raise UnreadableError.
+        convert: from the decoded image to the array; may raise UnreadableError.
         where: the folder or archive, for the message.
+        skip: whether to give None for an unreadable file, and name it in a warning.
+        way_out: what the user can do about unreadable files besides replacing them.
 
     Raises:
-        DataError: after the last file, if any could not be read.
+        DataError: after the last file, if any could not be read and was not to be skipped.
     """
-    damaged: list[str] = []
+    unreadable: list[str] = []
     for name in names:
         try:
             array = convert(open_image(read(name)))
-        except UnreadableImageError as error:
-            damaged.append(f"{name} ({error})")
+        except UnreadableError as error:
+            unreadable.append(f"{name} ({error})")
+            if skip:
+                yield None
         else:
             yield array
-    if damaged:
-        more = f" and {len(damaged) - 10} more" if len(damaged) > 10 else ""
+    if unreadable and skip:
+        _log.warning("%s: left out, as they cannot be read: %d images: %s", where, len(unreadable), listed(unreadable))
+    elif unreadable:
         raise DataError(
-            f"{where}: {len(damaged)} of the images cannot be read: {', '.join(damaged[:10])}{more}; "
-            "replace or delete them, then prepare again"
+            f"{where}: {len(unreadable)} of the images cannot be read: {listed(unreadable)}; "
+            f"replace or delete them{way_out}, then prepare again"
         )
 
 
@@ -104,7 +116,7 @@ def _with_channels(image: Image.Image, channels: int) -> Image.Image:
         wide = np.asarray(image).astype(np.int64)
         image = Image.fromarray((wide.clip(0, 65535) >> 8).astype(np.uint8))
     if image.mode == "F":
-        raise UnreadableImageError("floating-point pixels have no fixed range; save it with 8 bits")
+        raise UnreadableError("floating-point pixels have no fixed range; save it with 8 bits")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from metadropout.data.archives import open_tree
 from metadropout.data.cache import Contents, Preparation, open_prepared
 from metadropout.data.class_lists import SplitLists, by_share, check_lists
 from metadropout.data.decode import SUFFIXES, decode_all, to_array
 from metadropout.data.images import ImageShape, Splits
 from metadropout.data.sources import Source
-from metadropout.data.trees import open_tree
 from metadropout.errors import DataError
 from metadropout.options import ImageSize, Seed, Share
 

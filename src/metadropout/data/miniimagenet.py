@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from metadropout.data.archives import is_unsafe_name
 from metadropout.data.cache import Contents, Preparation, open_prepared
 from metadropout.data.class_lists import check_lists
 from metadropout.data.decode import SUFFIXES, decode_all, to_array
@@ -19,7 +20,7 @@ from metadropout.data.images import ImageShape, Splits, UInt8Array
 from metadropout.data.locations import data_directory
 from metadropout.data.safe_pickle import load_pickle
 from metadropout.data.sources import Source
-from metadropout.data.trees import FolderTree, is_unsafe_name
+from metadropout.data.trees import FolderTree
 from metadropout.errors import DataError
 from metadropout.options import ImageSize
 
@@ -124,7 +125,7 @@ def _read(source: Source, shape: ImageShape) -> Contents:
     return Contents(merged, images, splits={"published": lists})
 
 
-_Layout = tuple[dict[str, dict[str, int]], Iterator[UInt8Array]]
+_Layout = tuple[dict[str, dict[str, int]], Iterator[UInt8Array | None]]
 """Split → class → number of images; and all images, split after split, class after class in sorted order."""
 
 

@@ -11,15 +11,16 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
+from metadropout.data.archives import open_tree
 from metadropout.data.cache import Contents, Preparation, PreparedSet, open_prepared
 from metadropout.data.class_lists import SplitLists
-from metadropout.data.decode import UnreadableImageError, decode_all, to_array
+from metadropout.data.decode import decode_all, to_array
 from metadropout.data.download import download as fetch
 from metadropout.data.images import ImageSet, ImageShape, Splits, UInt8Array
 from metadropout.data.locations import data_directory
 from metadropout.data.rotations import RotatedClasses
 from metadropout.data.sources import Source, file_digest
-from metadropout.data.trees import FileTree, open_tree
+from metadropout.data.trees import FileTree, UnreadableError
 from metadropout.errors import DataError
 from metadropout.options import ImageSize, Limits, Seed
 
@@ -174,7 +175,7 @@ def _read(source: Source, shape: ImageShape) -> Contents:
         sizes.update({f"{part.name}/{character}": len(names) for character, names in characters.items()})
         lists.append([f"{part.name}/{character}" for character in characters])
 
-    def images() -> Iterator[UInt8Array]:
+    def images() -> Iterator[UInt8Array | None]:
         for tree, names in zip(trees, files, strict=True):
             yield from decode_all(names, tree.read, partial(_ink, shape=shape), str(tree.location))
 
@@ -206,6 +207,6 @@ def _characters(tree: FileTree, part: Part) -> dict[str, list[str]]:
 
 def _ink(image: Image.Image, shape: ImageShape) -> UInt8Array:
     if image.size != (SIDE, SIDE):
-        raise UnreadableImageError(f"{image.width} x {image.height} instead of {SIDE} x {SIDE} pixels")
+        raise UnreadableError(f"{image.width} x {image.height} instead of {SIDE} x {SIDE} pixels")
     inverted: UInt8Array = ~np.asarray(image.convert("L"))  # 255 - x
     return to_array(Image.fromarray(inverted), shape)

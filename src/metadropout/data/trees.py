@@ -1,20 +1,21 @@
-"""Image files by relative path, whether they lie in a folder or in a zip archive; archives are never unpacked."""
+"""Image files by relative path, whatever they lie in; `archives` adds archives to the folders here."""
 
 from __future__ import annotations
 
 import os
-import stat
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
 from metadropout.errors import DataError
+from metadropout.files import read_regular
 
-# Limits against archives made to fill memory: no benchmark image comes near them.
+# No benchmark image comes near this: a larger file is a mistake, or made to fill memory.
 MAX_FILE_BYTES = 64 * 2**20
-MAX_RATIO = 200
-MAX_SLACK = 100 * 2**20
+
+
+class UnreadableError(Exception):
+    """One file cannot be read or decoded; the caller knows its name."""
 
 
 class FileTree(ABC):
@@ -22,89 +23,38 @@ class FileTree(ABC):
 
     location: Path
     names: list[str]
-    """Every regular file, sorted; without hidden files and what packers leave behind."""
+    """Every file, sorted; without hidden files and what packers leave behind."""
+    folders: list[str]
+    """Every folder, sorted, as far as the tree knows; those that hold files need not be in it."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """Return the content of one file."""
+        """Return the content of one file.
+
+        Raises:
+            UnreadableError: if it cannot be read.
+        """
 
 
 class FolderTree(FileTree):
     """The files of a folder and its subfolders."""
 
     def __init__(self, location: Path) -> None:
-        self.location = location
+        self.location, self.names, self.folders = location, [], []
         try:
-            self.names = sorted(name for name, entry in walk(location) if not entry.is_dir())
+            for name, entry in walk(location):
+                (self.folders if entry.is_dir() else self.names).append(name)
         except OSError as error:
-            raise DataError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from error
+            raise DataError(f"{error.filename}: cannot be read ({error.strerror}); fix or remove it") from error
+        self.names.sort()
+        self.folders.sort()
 
     def read(self, name: str) -> bytes:
-        """Return the content of one file."""
-        path = self.location / name
+        """Return the content of one file; see `FileTree.read`."""
         try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise DataError(f"{path}: larger than {MAX_FILE_BYTES} bytes; shrink the image or remove it")
-            return path.read_bytes()
+            return read_regular(self.location / name, MAX_FILE_BYTES)
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror or error}); mend or remove it") from error
-
-
-class ZipTree(FileTree):
-    """The files of a zip archive, read in place; an archive that could do harm when unpacked is refused whole."""
-
-    def __init__(self, location: Path) -> None:
-        self.location = location
-        try:
-            self._archive = zipfile.ZipFile(location)
-        except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:
-            raise DataError(
-                f"{location}: not a readable zip archive ({error}); it may be cut short, fetch it again"
-            ) from error
-        self._members: dict[str, zipfile.ZipInfo] = {}
-        total = 0
-        for member in self._archive.infolist():
-            self._refuse_harmful(member)
-            total += member.file_size
-            if not member.is_dir() and not any(_is_litter(part) for part in member.filename.split("/")):
-                self._members[member.filename] = member
-        if total > MAX_RATIO * location.stat().st_size + MAX_SLACK:
-            self._refuse(f"its {len(self._members)} files unpack to {total} bytes, as a decompression bomb does")
-        self.names = sorted(self._members)
-
-    def read(self, name: str) -> bytes:
-        """Return the content of one file, its checksum compared."""
-        member = self._members[name]
-        try:
-            with self._archive.open(member) as file:
-                # zipfile reads no more than the size declared, which was checked, and compares the checksum.
-                return file.read()
-        except Exception as error:  # zlib, lzma and zipfile each have their own errors
-            raise DataError(
-                f"{self.location}: '{name}' in it cannot be read ({error}); the archive is damaged, fetch it again"
-            ) from error
-
-    def _refuse_harmful(self, member: zipfile.ZipInfo) -> None:
-        # orig_filename: zipfile cuts names at a null byte and turns the system's separators into slashes.
-        name = member.orig_filename
-        if is_unsafe_name(name):
-            self._refuse(f"it holds the name {name!r}, which leads out of its folder")
-        mode = member.external_attr >> 16
-        if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-            self._refuse(f"'{name}' in it is a link or a device, not a file")
-        if member.flag_bits & 0x1:
-            self._refuse(f"'{name}' in it is encrypted")
-        if member.file_size > MAX_FILE_BYTES:
-            self._refuse(f"'{name}' in it unpacks to {member.file_size} bytes, as a decompression bomb does")
-
-    def _refuse(self, reason: str) -> None:
-        self._archive.close()
-        raise DataError(f"{self.location}: refused, because {reason}; get the archive from its publisher")
-
-
-def open_tree(location: Path) -> FileTree:
-    """Return the files of a folder or of a zip archive."""
-    return FolderTree(location) if location.is_dir() else ZipTree(location)
+            raise UnreadableError(error.strerror or str(error)) from error
 
 
 def walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -118,7 +68,7 @@ def walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     while pending:
         folder = pending.pop()
         with os.scandir(root / folder) as entries:
-            found = sorted((entry for entry in entries if not _is_litter(entry.name)), key=lambda entry: entry.name)
+            found = sorted((entry for entry in entries if not is_litter(entry.name)), key=lambda entry: entry.name)
         for entry in found:
             name = f"{folder}/{entry.name}" if folder else entry.name
             if entry.is_dir():
@@ -134,11 +84,6 @@ def _identity(folder: str | Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def is_unsafe_name(name: str) -> bool:
-    """Whether a name from an archive could lead outside the folder it is unpacked to, on any system."""
-    parts = name.replace("\\", "/").split("/")
-    return ".." in parts or parts[0] == "" or ":" in parts[0] or "\0" in name
-
-
-def _is_litter(part: str) -> bool:
+def is_litter(part: str) -> bool:
+    """Whether a file or folder of that name is what desktops and packers leave behind."""
     return part.startswith(".") or part in {"__MACOSX", "Thumbs.db"}
