@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,15 @@ def test_another_version_of_the_code_prepares_again(toy: Toy, monkeypatch: pytes
     assert toy.reads == 2
 
 
+def test_a_set_of_another_version_is_not_called_damaged(
+    toy: Toy, cache_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache_home.mkdir()
+    (cache_home / "toy.json").write_text(json.dumps({"version": cache.VERSION - 1, "name": "toy"}))
+    toy.open()
+    assert not caplog.messages
+
+
 def test_other_settings_prepare_again(toy: Toy) -> None:
     toy.open()
     toy.open(settings={"size": 4, "fit": "crop"})
@@ -152,24 +162,125 @@ def test_a_cache_cut_short_is_refused_when_its_source_is_gone(toy: Toy, cache_ho
         toy.open()
 
 
+def test_any_flipped_bit_of_the_manifest_is_found_and_repaired(toy: Toy, cache_home: Path) -> None:
+    toy.open()
+    path = cache_home / "toy.json"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        path.write_bytes(content)
+        assert greys(toy.open()) == list(range(8)), content
+        assert path.read_bytes() == whole, content
+
+
+def test_a_damaged_manifest_is_mentioned_once(toy: Toy, cache_home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    toy.open()
+    (cache_home / "toy.json").write_text("[" * 100_000)
+    toy.open()
+    assert caplog.messages == [f"{cache_home / 'toy.json'}: the prepared set is damaged (nested too deeply)"]
+
+
+def forge(path: Path, **changes: Any) -> None:
+    """Change a manifest so that its checksum is right nevertheless."""
+    content = {**json.loads(path.read_text()), **changes}
+    del content["sha256"]
+    path.write_text(json.dumps({**content, "sha256": cache._checksum(content)}))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         {"classes": None},
         {"classes": {"a": -3, "b": 5}},
+        {"classes": {"a": 10**30, "b": 5}},
+        {"classes": {}},
         {"image_shape": [1]},
+        {"image_shape": [1, "x", 4]},
         {"pixels": {}},
-        {"pixels": {"file": "../toy.u8", "bytes": 128}},
+        {"pixels": {"file": "../toy.u8", "bytes": 128, "sha256": ""}},
+        {"pixels": {"file": "nothing.u8", "bytes": 128, "sha256": ""}},
         {"source": 3},
+        {"source": {"directory": "\0", "inputs": [{}]}},
         {"splits": None},
+        {"splits": {"own": 3}},
+        {"class_digests": 3},
+        {"class_digests": {"a": "0"}},
     ],
+    ids=str,
 )
-def test_a_damaged_manifest_is_not_trusted(damage: dict[str, Any], toy: Toy, cache_home: Path) -> None:
+def test_a_forged_manifest_is_not_trusted(damage: dict[str, Any], toy: Toy, cache_home: Path) -> None:
     toy.open()
-    path = cache_home / "toy.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    forge(cache_home / "toy.json", **damage)
     assert greys(toy.open()) == list(range(8))
     assert toy.reads == 2
+
+
+@pytest.mark.parametrize("lists", [{}, {"own": {"train": ["a"]}}, {"own": {"train": ["a"], "test": ["nothing"]}}])
+def test_a_manifest_without_its_splits_says_how_to_get_them_back(
+    lists: dict[str, Any], toy: Toy, cache_home: Path
+) -> None:
+    assert toy.open().recorded_lists("own") == {"train": ["b"], "test": ["a"]}
+    forge(cache_home / "toy.json", splits=lists)
+    with pytest.raises(DataError, match=r"toy\.json: does not have the split 'own' .*prepare it again with --force"):
+        toy.open().recorded_lists("own")
+    with cache.preparing_again():
+        assert toy.open().recorded_lists("own") == {"train": ["b"], "test": ["a"]}
+
+
+def test_preparing_again_needs_nothing_of_what_is_there(toy: Toy, cache_home: Path) -> None:
+    toy.open()
+    for path in cache_home.glob("toy*"):
+        path.write_bytes(b"nonsense")
+    with cache.preparing_again():
+        assert greys(toy.open()) == list(range(8))
+    assert toy.reads == 2
+    toy.open().verify()
+
+
+def test_preparing_again_without_a_source_leaves_what_there_is(toy: Toy) -> None:
+    toy.open()
+    toy.path.unlink()
+    with cache.preparing_again(), pytest.raises(DataError, match="the toy is missing"):
+        toy.open()
+    assert greys(toy.open()) == list(range(8))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("suffix", [".json", ".u8"])
+def test_a_pipe_in_the_place_of_a_prepared_file_is_replaced(suffix: str, toy: Toy, cache_home: Path) -> None:
+    toy.open()
+    (path,) = cache_home.glob(f"*{suffix}")
+    path.unlink()
+    os.mkfifo(path)
+    assert greys(toy.open()) == list(range(8))
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_the_lock_is_named(toy: Toy, cache_home: Path) -> None:
+    cache_home.mkdir()
+    os.mkfifo(cache_home / "toy.lock")
+    with pytest.raises(DataError, match=r"cannot write the prepared cache .* at .*toy\.lock"):
+        toy.open()
+
+
+def test_images_that_are_left_out_are_not_counted_and_empty_classes_are_gone(
+    toy: Toy, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(source: Source) -> Contents:
+        contents = toy.read(source)
+        return replace(contents, images=[None, None, None, *list(contents.images)[3:7], None])
+
+    prepared = toy.open(read=read)
+    assert (list(prepared.class_names), prepared.class_sizes.tolist()) == (["b"], [4])
+    assert prepared.recorded_lists("own") == {"train": ["b"], "test": []}
+    assert "left out, as none of their images can be read: classes 'a'" in caplog.text
+
+
+def test_without_any_readable_image_nothing_is_prepared(toy: Toy, cache_home: Path) -> None:
+    with pytest.raises(DataError, match="there is no image that can be read"):
+        toy.open(read=lambda _: Contents(CLASSES, [None] * 8))
+    assert files(cache_home) == [".lock"]
 
 
 def test_a_prepared_set_does_without_its_source(toy: Toy) -> None:
@@ -254,7 +365,7 @@ def test_a_cache_directory_that_cannot_be_made_is_named(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("METADROPOUT_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(DataError, match=r"file/cache.*: Not a directory; .*METADROPOUT_CACHE"):
+    with pytest.raises(DataError, match=r"file/cache.*: Not a directory at .*; .*METADROPOUT_CACHE"):
         toy.open()
 
 
@@ -303,7 +414,7 @@ def test_a_flipped_bit_is_found_by_checking(toy: Toy, cache_home: Path) -> None:
     content = bytearray(pixels.read_bytes())
     content[77] ^= 1
     pixels.write_bytes(content)
-    with pytest.raises(DataError, match=r"\.u8: its bytes have changed .* prepare again"):
+    with pytest.raises(DataError, match=r"\.u8: its bytes have changed .* prepare it again with --force"):
         toy.open().verify()
 
 

@@ -41,6 +41,16 @@ def test_prepare_force_prepares_again(root: Path, cache_home: Path) -> None:
     assert times[0] == times[1] < times[2]
 
 
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[" * 100_000, b"\xff"])
+def test_prepare_force_repairs_a_damaged_set(damage: bytes, root: Path, cache_home: Path) -> None:
+    command = ["folder", "--from", str(root), "--data.image_size", "8"]
+    assert main(["data", "prepare", *command]) == 0
+    for path in cache_home.iterdir():
+        path.write_bytes(damage)
+    assert main(["data", "prepare", *command, "--force"]) == 0
+    assert main(["data", "check", *command]) == 0
+
+
 def test_check_reports_and_fails_on_damage(root: Path, cache_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["data", "check", "folder", "--from", str(root), "--data.image_size", "8"]
     assert main(command) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from metadropout.cli.numbers import add_number
 from metadropout.data import DATASETS, EpisodeSampler, Splits, open_dataset
+from metadropout.data.cache import preparing_again
 from metadropout.data.inspection import check, prepared_of, state_of
 from metadropout.data.locations import cache_directory, data_directory
 from metadropout.data.picture import save_picture
@@ -75,12 +77,9 @@ def _list(namespace: argparse.Namespace) -> int:
 
 def _prepare(namespace: argparse.Namespace) -> int:
     start = time.time()
-    splits = _open(namespace)
-    prepared = prepared_of(splits.train)
-    if namespace.force and prepared is not None and prepared.manifest_path.stat().st_mtime < start:
-        prepared.manifest_path.unlink(missing_ok=True)
+    with preparing_again() if namespace.force else nullcontext():
         splits = _open(namespace)
-        prepared = prepared_of(splits.train)
+    prepared = prepared_of(splits.train)
     print(f"{namespace.name}: {_sizes(splits)} ({time.time() - start:.1f} s)")
     if prepared is not None:
         print(f"from {prepared.manifest['source']['directory']}\nin {prepared.manifest_path}")

@@ -1,9 +1,9 @@
 """The prepared cache: every image decoded once into one memory-mapped file, with a manifest that vouches for it.
 
 A prepared set is two files. `STEM-CHECKSUM.u8` holds the pixels of all images, class after class. `STEM.json`, the
-manifest, says what they are, where they came from and how long the pixel file is. The manifest is put in place last
-and by renaming, so it is the moment at which a preparation counts: whatever stops one before, a killed process, a
-full disk, leaves nothing that a later run would take for finished.
+manifest, says what they are, where they came from and how long the pixel file is, and carries a checksum of itself.
+It is put in place last and by renaming, so it is the moment at which a preparation counts: whatever stops one before, a
+killed process, a full disk, leaves nothing that a later run would take for finished.
 """
 
 from __future__ import annotations
@@ -11,29 +11,35 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import itertools
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # comes with pydantic, which on Python 3.11 does not take the one of typing
 
-from metadropout.data.class_lists import SplitLists
+from metadropout.data.class_lists import SplitLists, is_text, listed
 from metadropout.data.images import ClassSubset, ImageSet, ImageShape, IntArray, Splits, UInt8Array
 from metadropout.data.locations import cache_directory, data_directory
 from metadropout.data.locks import exclusive
 from metadropout.data.progress import progress_bar
 from metadropout.data.sources import Source, file_digest
 from metadropout.errors import DataError
-from metadropout.files import move_into_place, write_atomically
+from metadropout.files import check_regular, move_into_place, read_json, write_atomically
 
 # Raise it when the same source would give other bytes or another manifest: every cache is then rebuilt.
-VERSION = 2
+VERSION = 3
+MAX_MANIFEST_BYTES = 2**28
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +50,11 @@ class Contents:
 
     class_sizes: Mapping[str, int]
     images: Iterable[UInt8Array | None]
-    """Arrays (channels, height, width), class after class."""
+    """Arrays (channels, height, width), class after class; None for one that is left out."""
     splits: Mapping[str, SplitLists] = field(default_factory=dict)
     """The splits that belong to the data, by name."""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Whatever else a reader of the manifest may want to know."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else a reader of the manifest may want to know, as JSON; looked at after the images."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +75,56 @@ class Preparation:
     """Called if there is neither a source nor a prepared set: fetches the source, or raises what tells how to."""
 
 
+class _SourceRecord(TypedDict):
+    directory: str
+    inputs: list[dict[str, str | None]]
+
+
+class _PixelRecord(TypedDict):
+    file: Annotated[str, Field(pattern=r"^[^/\\]+\.u8$")]
+    bytes: int
+    sha256: str
+
+
+_Positive = Annotated[int, Field(gt=0)]
+
+
+class Manifest(TypedDict):
+    """What stands in a manifest."""
+
+    version: int
+    name: str
+    source: _SourceRecord
+    settings: dict[str, Any]
+    image_shape: tuple[_Positive, _Positive, _Positive]
+    pixels: _PixelRecord
+    splits: dict[str, dict[str, list[str]]]
+    notes: dict[str, Any]
+    classes: dict[str, _Positive]
+    class_digests: dict[str, str]
+
+
+_MANIFEST = TypeAdapter(Manifest)
+AGAIN = "prepare it again with --force: `metadropout data prepare NAME --force`, with the same options"
+
+
 class PreparedSet(ImageSet):
     """The classes of a prepared cache; pixels stay on disk until they are gathered."""
 
-    def __init__(self, manifest_path: Path, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, manifest_path: Path, manifest: Manifest) -> None:
         self.manifest_path, self.manifest = manifest_path, manifest
         self.image_shape = ImageShape(*manifest["image_shape"])
         self.class_names = list(manifest["classes"])
-        self.class_sizes = np.asarray(list(manifest["classes"].values()), dtype=np.int64)
         self.pixel_path = manifest_path.with_name(manifest["pixels"]["file"])
-        total = int(self.class_sizes.sum())
-        expected = total * int(np.prod(self.image_shape))
+        total = sum(manifest["classes"].values())
+        expected = total * math.prod(self.image_shape)
+        check_regular(self.pixel_path, expected)
         actual = self.pixel_path.stat().st_size
         if actual != expected or expected != manifest["pixels"]["bytes"]:
             raise ValueError(f"{self.pixel_path} has {actual} bytes instead of {expected}")
+        if list(manifest["class_digests"]) != self.class_names:
+            raise ValueError("classes without a digest")
+        self.class_sizes = np.asarray(list(manifest["classes"].values()), dtype=np.int64)
         mapped = np.memmap(self.pixel_path, dtype=np.uint8, mode="r", shape=(total, *self.image_shape))
         self._pixels: UInt8Array = np.asarray(mapped)  # a plain view: indexing a memmap is slower
         self._first: IntArray = np.concatenate([[0], np.cumsum(self.class_sizes)[:-1]]).astype(np.int64)
@@ -106,10 +148,22 @@ class PreparedSet(ImageSet):
             test=self.subset(lists["test"]),
         )
 
+    def recorded_lists(self, name: str) -> SplitLists:
+        """Return one of the splits that belong to the data."""
+        lists = self.manifest["splits"].get(name, {})
+        listed_classes = {c for part in lists.values() for c in part}
+        if not {"train", "test"} <= lists.keys() or not listed_classes <= set(self.class_names):
+            raise DataError(f"{self.manifest_path}: does not have the split '{name}' of this data; {AGAIN}")
+        return lists
+
     def checksum(self) -> str:
         """Return the manifest's checksum of the pixels, with the classes; see `ImageSet.checksum`."""
-        described = [self.manifest[key] for key in ("image_shape", "classes")] + [self.manifest["pixels"]["sha256"]]
+        described = [list(self.image_shape), self.manifest["classes"], self.manifest["pixels"]["sha256"]]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+    def class_digests(self) -> list[str]:
+        """Return the manifest's digest of each class; see `ImageSet.class_digests`."""
+        return list(self.manifest["class_digests"].values())
 
     def verify(self) -> None:
         """Compare the pixels with the checksum taken when they were prepared.
@@ -117,16 +171,31 @@ class PreparedSet(ImageSet):
         Raises:
             DataError: if they differ.
         """
-        digest = file_digest(self.pixel_path)
+        try:
+            digest = file_digest(self.pixel_path, limit=self.manifest["pixels"]["bytes"])
+        except OSError as error:
+            raise DataError(f"{self.pixel_path}: cannot be read ({error.strerror or error}); {AGAIN}") from error
         if digest != self.manifest["pixels"]["sha256"]:
             raise DataError(
-                f"{self.pixel_path}: its bytes have changed since they were prepared (the checksum differs); "
-                "delete it and prepare again"
+                f"{self.pixel_path}: its bytes have changed since they were prepared (the checksum differs); {AGAIN}"
             )
 
 
+_forced: ContextVar[bool] = ContextVar("forced", default=False)
+
+
+@contextlib.contextmanager
+def preparing_again() -> Iterator[None]:
+    """Within this, sets are prepared again whatever there is of them; what a set is opened from is never trusted."""
+    token = _forced.set(True)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
 def open_prepared(preparation: Preparation) -> PreparedSet:
-    """Open a prepared set, preparing it first where it is missing, cut short or out of date.
+    """Open a prepared set, preparing it first where it is missing, damaged, cut short or out of date.
 
     Raises:
         DataError: if it cannot be prepared, because the source is missing or damaged, or the cache cannot be written.
@@ -139,7 +208,7 @@ def open_prepared(preparation: Preparation) -> PreparedSet:
         source = preparation.obtain()
     with _lock(path):
         # Another process may have finished the same work while this one waited for the lock.
-        if ready := _open_if_current(path, preparation, source):
+        if ready := _open_if_current(path, preparation, source, silent=True):
             return ready
         return PreparedSet(path, _build(path, preparation, source))
 
@@ -154,52 +223,62 @@ def _find_source(preparation: Preparation, path: Path) -> Source | None:
     return found
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Return a manifest; None if there is none, or none that this version can read."""
+def read_manifest(path: Path) -> Manifest | None:
+    """Return a manifest; None if there is none, or none that this version can use."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        return _load_manifest(path)
     except (OSError, ValueError):
         return None
-    return manifest if _is_manifest(manifest) else None
 
 
-def _is_manifest(content: Any) -> bool:
-    try:
-        return bool(
-            content["version"] == VERSION
-            and isinstance(content["source"]["directory"], str)
-            and isinstance(content["source"]["inputs"], list)
-            and isinstance(content["settings"], dict)
-            and len(content["image_shape"]) == 3
-            and Path(content["pixels"]["file"]).name == content["pixels"]["file"]
-            and isinstance(content["pixels"]["bytes"], int)
-            and isinstance(content["splits"], dict)
-            and all(isinstance(size, int) and size > 0 for size in content["classes"].values())
-        )
-    except (KeyError, TypeError, AttributeError):
-        return False
+def _load_manifest(path: Path) -> Manifest:
+    content = read_json(path, MAX_MANIFEST_BYTES)
+    if isinstance(content, dict) and content.get("version") != VERSION:
+        raise _OtherVersionError
+    if not isinstance(content, dict) or content.pop("sha256", None) != _checksum(content):
+        raise ValueError("its checksum differs")
+    return _MANIFEST.validate_python(content)
 
 
-def _open_if_current(path: Path, preparation: Preparation, source: Source | None) -> PreparedSet | None:
-    manifest = read_manifest(path)
-    if manifest is None or manifest["settings"] != preparation.settings:
+class _OtherVersionError(ValueError):
+    """The manifest is of another version of the program, which is no damage."""
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _open_if_current(
+    path: Path, preparation: Preparation, source: Source | None, *, silent: bool = False
+) -> PreparedSet | None:
+    if _forced.get():
         return None
     try:
+        manifest = _load_manifest(path)
+        if manifest["settings"] != preparation.settings:
+            return None
         if source is not None and not source.matches(manifest["source"]):
             _log.info("%s: the source has changed, preparing again", path)
             return None
         return PreparedSet(path, manifest)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("%s: the prepared cache cannot be used (%s)", path, error)
+    except (FileNotFoundError, NotADirectoryError, _OtherVersionError):
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        strange = "contents of another kind" if isinstance(error, ValidationError) else error
+        reason = getattr(error, "strerror", None) or strange
+        if not silent:
+            _log.warning("%s: the prepared set is damaged (%s)", path, reason)
         return None
 
 
-def _build(path: Path, preparation: Preparation, source: Source) -> dict[str, Any]:
+def _build(path: Path, preparation: Preparation, source: Source) -> Manifest:
     # Described before it is read: a change in between shows as a difference the next time, and not as nothing.
     described = source.describe()
     contents = preparation.read(source)
-    total = sum(contents.class_sizes.values())
-    size = total * int(np.prod(preparation.image_shape))
+    for name in (str(source.directory), *contents.class_sizes):
+        if not is_text(name):
+            raise DataError(f"the name {name!r} is not UTF-8; rename the folder")
+    size = sum(contents.class_sizes.values()) * math.prod(preparation.image_shape)
     with _writing(path):
         free = shutil.disk_usage(path.parent).free
         if free < size:
@@ -209,60 +288,82 @@ def _build(path: Path, preparation: Preparation, source: Source) -> dict[str, An
     try:
         file = os.fdopen(handle, "wb")
         try:
-            digest = _write_pixels(file.write, contents.images, preparation, total, path)
+            written = _write_pixels(file.write, contents, preparation, path)
             with _writing(path):
                 file.flush()
                 os.fsync(file.fileno())
         finally:
             with contextlib.suppress(OSError):  # what cannot be written has been reported already
                 file.close()
-        pixels = path.with_name(f"{preparation.stem}-{digest[:16]}.u8")
-        manifest = {
+        pixels = path.with_name(f"{preparation.stem}-{written.digest[:16]}.u8")
+        manifest: dict[str, Any] = {
             "version": VERSION,
             "name": preparation.stem,
             "source": described,
             "settings": preparation.settings,
             "image_shape": list(preparation.image_shape),
-            "pixels": {"file": pixels.name, "bytes": size, "sha256": digest},
-            "splits": contents.splits,
+            "pixels": {"file": pixels.name, "bytes": temporary.stat().st_size, "sha256": written.digest},
+            "splits": {
+                name: {part: [c for c in classes if c in written.class_sizes] for part, classes in lists.items()}
+                for name, lists in contents.splits.items()
+            },
             "notes": contents.notes,
-            "classes": contents.class_sizes,
+            "classes": written.class_sizes,
+            "class_digests": written.class_digests,
         }
         previous = read_manifest(path)
         with _writing(path):
             move_into_place(temporary, pixels)
-            write_atomically(path, json.dumps(manifest, indent=1))
+            write_atomically(path, json.dumps({**manifest, "sha256": _checksum(manifest)}, indent=1))
     finally:
         temporary.unlink(missing_ok=True)
     if previous and previous["pixels"]["file"] != pixels.name:
         # On POSIX, runs that have the old file mapped keep it. Elsewhere it stays in use, and so stays.
         with contextlib.suppress(OSError):
             path.with_name(previous["pixels"]["file"]).unlink()
-    return manifest
+    return _MANIFEST.validate_python(manifest)
+
+
+class _Written(NamedTuple):
+    """What is in a pixel file."""
+
+    digest: str
+    class_sizes: dict[str, int]
+    class_digests: dict[str, str]
 
 
 def _write_pixels(
-    write: Callable[[bytes], object],
-    images: Iterable[UInt8Array | None],
-    preparation: Preparation,
-    total: int,
-    path: Path,
-) -> str:
+    write: Callable[[bytes], object], contents: Contents, preparation: Preparation, path: Path
+) -> _Written:
     # Plain writes rather than a writable memory map, where a full disk would kill the process with a signal.
-    digest, count = hashlib.sha256(), 0
+    announced = contents.class_sizes
+    total, count = sum(announced.values()), 0
+    digest, sizes = hashlib.sha256(), dict.fromkeys(announced, 0)
+    of_class = {name: hashlib.sha256() for name in announced}
+    names = itertools.chain.from_iterable(itertools.repeat(name, size) for name, size in announced.items())
     with progress_bar(f"preparing {preparation.stem}", total) as advance:
-        for image in images:
-            if image is None or image.shape != preparation.image_shape or image.dtype != np.uint8:
-                raise DataError(f"{preparation.stem}: an image has another shape or type than announced")
-            content = image.tobytes()
-            digest.update(content)
-            with _writing(path):
-                write(content)
+        for image in contents.images:
             count += 1
             advance(1)
+            name = next(names, None)
+            if image is None or name is None:
+                continue
+            if image.shape != preparation.image_shape or image.dtype != np.uint8:
+                raise DataError(f"{preparation.stem}: an image has shape {image.shape} and type {image.dtype}")
+            content = image.tobytes()
+            digest.update(content)
+            of_class[name].update(content)
+            sizes[name] += 1
+            with _writing(path):
+                write(content)
     if count != total:
         raise DataError(f"{preparation.stem}: {count} images were read where {total} were announced; prepare again")
-    return digest.hexdigest()
+    if empty := [name for name, size in sizes.items() if not size]:
+        _log.warning("%s: left out, as none of their images can be read: classes %s", path, listed(map(repr, empty)))
+    if len(empty) == len(sizes):
+        raise DataError(f"{preparation.stem}: there is no image that can be read")
+    kept = {name: size for name, size in sizes.items() if size}
+    return _Written(digest.hexdigest(), kept, {name: of_class[name].hexdigest()[:32] for name in kept})
 
 
 @contextlib.contextmanager
@@ -270,9 +371,10 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        at = f" at {error.filename2 or error.filename}" if error.filename else ""
         raise DataError(
-            f"cannot write the prepared cache {path}: {error.strerror or error}; make room and check the permissions "
-            f"of {path.parent}, or set METADROPOUT_CACHE to a folder that can be written to"
+            f"cannot write the prepared cache {path}: {error.strerror or error}{at}; make room and check the "
+            f"permissions of {path.parent}, or set METADROPOUT_CACHE to a folder that can be written to"
         ) from error
 
 

@@ -84,6 +84,10 @@ class Glyphs(ImageSet):
             result[here] = self._class_images(int(c))[images[here]]
         return result
 
+    def class_digests(self) -> list[str]:
+        """Return what each class is drawn from, without drawing any; see `ImageSet.class_digests`."""
+        return [f"seed {self.seed}, {size} images" for size in self.class_sizes]
+
     def _class_images(self, c: int) -> UInt8Array:
         drawn = self._drawn.get(c)
         if drawn is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from metadropout.data import cifar, miniimagenet, omniglot
-from metadropout.data.cache import PreparedSet, read_manifest
+from metadropout.data.cache import Manifest, PreparedSet, read_manifest
 from metadropout.data.images import ImageSet, Splits
 from metadropout.data.locations import cache_directory, data_directory
 from metadropout.data.sources import Source
@@ -96,7 +96,7 @@ def check(splits: Splits) -> list[str]:
 
 def _check_source(prepared: PreparedSet) -> str:
     recorded = prepared.manifest["source"]
-    inputs = tuple(Path(entry["path"]) for entry in recorded["inputs"])
+    inputs = tuple(Path(str(entry.get("path"))) for entry in recorded["inputs"])
     if not all(path.exists() for path in inputs):
         return f"the source in {recorded['directory']} is gone; the prepared set does without it"
     if not Source(Path(recorded["directory"]), inputs).matches(recorded, thorough=True):
@@ -107,7 +107,7 @@ def _check_source(prepared: PreparedSet) -> str:
     return f"the source in {recorded['directory']} is what was prepared"
 
 
-def _describe(manifest: dict[str, Any]) -> str:
+def _describe(manifest: Manifest) -> str:
     channels, height, width = manifest["image_shape"]
     return (
         f"{manifest['name']} ({len(manifest['classes'])} x {height}x{width}x{channels}, "

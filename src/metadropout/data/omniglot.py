@@ -74,7 +74,7 @@ def omniglot(
     if image_size < 1:
         raise DataError(f"image_size is {image_size}; it has to be at least 1")
     prepared = open_prepared(preparation(image_size, directory, download))
-    lists = prepared.manifest["splits"]["original"]
+    lists = prepared.recorded_lists("original")
     if split == "random":
         lists = _shuffled(prepared.class_names, split_seed)
     elif split != "original":

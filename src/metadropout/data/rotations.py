@@ -51,6 +51,10 @@ class RotatedClasses(ImageSet):
         """Return a checksum made from the parent's; see `ImageSet.checksum`."""
         return hashlib.sha256(f"{self.parent.checksum()} rotated".encode()).hexdigest()
 
+    def class_digests(self) -> list[str]:
+        """Return the parent's digests, each with the turn; see `ImageSet.class_digests`."""
+        return [f"{digest}-{degrees}" for digest in self.parent.class_digests() for degrees in DEGREES]
+
     def _turn(self, classes: IntArray, images: IntArray) -> UInt8Array:
         parents, turns = np.divmod(classes, len(DEGREES))
         gathered = self.parent.gather(parents, images)  # (n, C, H, W)
