@@ -54,7 +54,7 @@ def test_prepare_force_repairs_a_damaged_set(damage: bytes, root: Path, cache_ho
 def test_check_reports_and_fails_on_damage(root: Path, cache_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["data", "check", "folder", "--from", str(root), "--data.image_size", "8"]
     assert main(command) == 0
-    assert capsys.readouterr().out.count("ok  ") == 6
+    assert capsys.readouterr().out.count("ok  ") == 7
     (pixels,) = cache_home.glob("*.u8")
     pixels.write_bytes(bytes(pixels.stat().st_size))
     assert main(command) == 1

@@ -1,4 +1,5 @@
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +23,12 @@ def mine(root: Path) -> Splits:
     return open_dataset("folder", directory=str(root), image_size=8, validation_share=0, test_share=0.5)
 
 
+def texts(splits: Splits) -> list[str]:
+    return [finding.text for finding in check(splits)]
+
+
 def test_what_is_in_order_is_listed(root: Path) -> None:
-    found = check(mine(root))
+    found = texts(mine(root))
     assert found[:3] == [
         "train: 3 classes, 12 images, 4 to 4 images each",
         "test: 3 classes, 12 images, 4 to 4 images each",
@@ -31,12 +36,13 @@ def test_what_is_in_order_is_listed(root: Path) -> None:
     ]
     assert "have the checksum of the manifest" in found[3]
     assert "is what was prepared" in found[4]
+    assert found[5:] == ["no image is in two splits"]
 
 
 def test_a_source_that_is_gone_does_not_matter(root: Path) -> None:
     splits = mine(root)
     root.rename(root.with_name("away"))
-    assert "is gone; the prepared set does without it" in check(splits)[-1]
+    assert "is gone; the prepared set does without it" in texts(splits)[-2]
 
 
 def test_a_source_that_has_changed_is_found(root: Path) -> None:
@@ -61,6 +67,23 @@ def test_a_class_in_two_splits_is_found(root: Path) -> None:
     splits = mine(root)
     with pytest.raises(DataError, match="in two splits"):
         check(Splits(splits.train, None, ClassSubset(splits.train, np.array([0]))))
+
+
+def test_an_image_in_two_splits_is_reported(root: Path) -> None:
+    splits = mine(root)
+    one, other = splits.train.class_names[1], splits.test.class_names[0]
+    shutil.copy(root / one / "0002.png", root / other / "0003.png")
+    *_, finding = check(mine(root))
+    assert finding == (
+        False,
+        f"1 image is in two splits (class and number from 0): train '{one}' 2 = test '{other}' 3",
+    )
+    assert str(finding).startswith("note 1 image")
+
+
+def test_a_data_set_for_testing_only_can_be_checked(root: Path) -> None:
+    splits = open_dataset("folder", directory=str(root), image_size=8, validation_share=0, test_share=1)
+    assert texts(splits)[0] == "test: 6 classes, 24 images, 4 to 4 images each"
 
 
 def test_a_class_with_a_single_image_is_found(tmp_path: Path, write_classes: Write) -> None:

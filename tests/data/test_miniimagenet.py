@@ -1,7 +1,9 @@
+import hashlib
 import os
 import pickle
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from metadropout.data import miniimagenet as module
 from metadropout.data.images import ImageSet, Splits, UInt8Array
-from metadropout.data.miniimagenet import miniimagenet
+from metadropout.data.inspection import check, prepared_of
+from metadropout.data.miniimagenet import PARTS, miniimagenet
 from metadropout.errors import DataError
 
 CLASSES = {"train": ["n01", "n05", "n02"], "val": ["n03", "n00"], "test": ["n04", "n06"]}
@@ -56,10 +60,23 @@ def write_folders(root: Path) -> Path:
     return root
 
 
+def write_archives(root: Path, format: str = "gztar", top: bool = True) -> Path:
+    write_folders(root)
+    for part in CLASSES:
+        if top:
+            shutil.make_archive(str(root / part), format, root, part)
+        else:
+            shutil.make_archive(str(root / part), format, root / part)
+        shutil.rmtree(root / part)
+    return root
+
+
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "tables": write_tables,
     "pickles": write_pickles,
     "folders": write_folders,
+    "archives": write_archives,
+    "plain archives": partial(write_archives, format="tar", top=False),
 }
 
 
@@ -83,7 +100,7 @@ def test_every_layout_gives_the_same_names_and_arrays(layout: str, data_home: Pa
         assert np.array_equal(array, np.stack(expected))
 
 
-def test_three_layouts_have_one_checksum(tmp_path: Path) -> None:
+def test_all_layouts_have_one_checksum(tmp_path: Path) -> None:
     checksums = {
         miniimagenet(directory=str(write(tmp_path / layout))).train.checksum() for layout, write in LAYOUTS.items()
     }
@@ -135,10 +152,13 @@ def test_a_table_of_another_kind_is_refused(content: str, data_home: Path) -> No
         miniimagenet()
 
 
-@pytest.mark.parametrize("layout", ["tables", "pickles"])
+INCOMPLETE = {"tables": "val.csv", "pickles": "mini-imagenet-cache-val.pkl", "archives": "val.tar.gz"}
+
+
+@pytest.mark.parametrize("layout", INCOMPLETE)
 def test_an_incomplete_layout_says_what_is_missing(layout: str, data_home: Path) -> None:
     root = LAYOUTS[layout](data_home / "miniimagenet")
-    missing = "val.csv" if layout == "tables" else "mini-imagenet-cache-val.pkl"
+    missing = INCOMPLETE[layout]
     (root / missing).unlink()
     with pytest.raises(DataError, match=f"is there, but not {missing}; miniImageNet needs all"):
         miniimagenet()
@@ -193,6 +213,75 @@ def test_a_pickle_with_other_contents_is_refused(content: Any, data_home: Path) 
     (root / "mini-imagenet-cache-test.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(DataError, match=r"cache-test\.pkl: not a miniImageNet cache"):
         miniimagenet()
+
+
+def notes(directory: Path) -> dict[str, Any]:
+    prepared = prepared_of(miniimagenet(directory=str(directory)).train)
+    assert prepared is not None
+    return prepared.manifest["notes"]
+
+
+def test_lists_and_copy_are_recognised_in_every_layout_with_files(tmp_path: Path) -> None:
+    found = [notes(write(tmp_path / layout)) for layout, write in LAYOUTS.items() if layout != "pickles"]
+    assert all(item == found[0] for item in found)
+    files = sorted(f"{name}/{file_name(name, i)}" for name in CLASSES["val"] for i in range(PER_CLASS))
+    assert found[0]["files"]["validation"] == hashlib.sha256("\n".join(files).encode()).hexdigest()
+
+
+def test_check_says_whether_lists_and_images_are_the_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_archives(tmp_path / "mini")
+    known = notes(root)
+    splits = miniimagenet(directory=str(root))
+
+    def said() -> str:
+        return "\n".join(str(finding) for finding in check(splits))
+
+    assert "note the 3 train classes are Ravi and Larochelle's but for " in said()
+    assert "note the train files are not those of their csv list" in said()
+    assert "note another copy of the images" in said()
+    assert f"28 files ({known['images'][:16]} instead of " in said()
+    lists = {PARTS[part]: names for part, names in CLASSES.items()}
+    monkeypatch.setattr(module, "published", lambda _: lists)
+    monkeypatch.setattr(module, "FILE_LISTS", known["files"])
+    monkeypatch.setattr(module, "OUR_COPY", known["images"])
+    assert "ok   the 3 train classes are Ravi and Larochelle's\n" in said()
+    assert "ok   the train files are those of their csv list" in said()
+    assert "ok   the 28 images are the copy with which this project's results were measured" in said()
+
+
+def test_another_picture_in_one_file_makes_another_copy(tmp_path: Path) -> None:
+    before = notes(write_folders(tmp_path / "mini"))
+    Image.fromarray(image("n09", 0)).save(tmp_path / "mini" / "test" / "n04" / file_name("n04", 0))
+    after = notes(tmp_path / "mini")
+    assert after["files"] == before["files"]
+    assert after["images"] != before["images"]
+
+
+def test_of_pickles_the_copy_cannot_be_told(tmp_path: Path) -> None:
+    splits = miniimagenet(directory=str(write_pickles(tmp_path / "mini")))
+    assert any("cannot be said which copy" in finding.text for finding in check(splits))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "folders"])
+def test_pipes_are_refused_in_every_layout(layout: str, tmp_path: Path) -> None:
+    root = LAYOUTS[layout](tmp_path / "mini")
+    path = min(path for path in root.iterdir() if path.is_file())
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=rf"{path.name}: cannot be read \(it is a named pipe"):
+        miniimagenet(directory=str(root))
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    root = write_archives(tmp_path / "mini")
+    content = bytearray((root / "val.tar.gz").read_bytes())
+    content[len(content) // 2] ^= 8
+    (root / "val.tar.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"val\.tar\.gz: not a readable tar archive"):
+        miniimagenet(directory=str(root))
 
 
 def test_what_is_missing_is_explained(data_home: Path) -> None:

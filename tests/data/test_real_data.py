@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metadropout.data import EpisodeSampler, load_episodes, open_dataset, save_episodes
+from metadropout.data import EpisodeSampler, Splits, load_episodes, open_dataset, save_episodes
 from metadropout.data.inspection import check, prepared_of
 
 pytestmark = pytest.mark.usefixtures("real_data")
@@ -60,6 +60,15 @@ def test_cifar_benchmarks_have_the_archives_300_images_of_each_class(name: str, 
 
 
 @pytest.mark.parametrize("name", ["omniglot", "cifar_fs"])
+def test_a_prepared_set_is_identified_in_well_under_a_second(name: str) -> None:
+    splits = open_dataset(name)
+    start = time.perf_counter()
+    identity = splits.identity
+    assert time.perf_counter() - start < 0.5
+    assert identity == open_dataset(name).identity
+
+
+@pytest.mark.parametrize("name", ["omniglot", "cifar_fs"])
 def test_a_prepared_set_opens_in_well_under_a_second(name: str) -> None:
     open_dataset(name)
     start = time.perf_counter()
@@ -73,3 +82,27 @@ def test_a_list_of_one_benchmark_is_refused_by_another(tmp_path: Path) -> None:
     assert len(load_episodes(tmp_path / "list.json", open_dataset("cifar_fs").test)) == 5
     with pytest.raises(Exception, match="other images"):
         load_episodes(tmp_path / "list.json", open_dataset("fc100").test)
+
+
+@pytest.fixture
+def miniimagenet(real_data: Path) -> Splits:
+    if not (real_data / "miniimagenet" / "train.tar.gz").exists():
+        pytest.skip("METADROPOUT_DATA does not have miniimagenet/train.tar.gz")
+    return open_dataset("miniimagenet")
+
+
+def test_miniimagenet_has_600_images_of_each_of_64_16_and_20_classes(miniimagenet: Splits) -> None:
+    assert miniimagenet.validation is not None
+    parts = (miniimagenet.train, miniimagenet.validation, miniimagenet.test)
+    assert [len(part) for part in parts] == [64, 16, 20]
+    assert {int(size) for part in parts for size in part.class_sizes} == {600}
+    assert miniimagenet.train.image_shape == (3, 84, 84)
+
+
+def test_the_copy_of_miniimagenet_and_its_duplicates_are_recognised(miniimagenet: Splits) -> None:
+    found = check(miniimagenet)
+    assert any("those of their csv list" in finding.text for finding in found)
+    assert any("the copy with which this project's results were measured" in finding.text for finding in found)
+    (note,) = [finding.text for finding in found if not finding.in_order]
+    assert note.startswith("7 images are in two splits")
+    assert (note.count("= validation"), note.count("= test")) == (6, 1)

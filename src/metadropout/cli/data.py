@@ -87,8 +87,8 @@ def _prepare(namespace: argparse.Namespace) -> int:
 
 
 def _check(namespace: argparse.Namespace) -> int:
-    for line in check(_open(namespace)):
-        print(f"ok  {line}")
+    for finding in check(_open(namespace)):
+        print(finding)
     return 0
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from metadropout.data import cifar, miniimagenet, omniglot
 from metadropout.data.cache import Manifest, PreparedSet, read_manifest
+from metadropout.data.class_lists import listed
+from metadropout.data.findings import Finding
 from metadropout.data.images import ImageSet, Splits
 from metadropout.data.locations import cache_directory, data_directory
 from metadropout.data.sources import Source
@@ -62,49 +65,72 @@ def prepared_of(images: ImageSet) -> PreparedSet | None:
     return images
 
 
-def check(splits: Splits) -> list[str]:
-    """Check an opened data set thoroughly and return what was found in order.
+def check(splits: Splits) -> list[Finding]:
+    """Check an opened data set thoroughly and return what was found.
 
     Raises:
-        DataError: at the first thing that is not.
+        DataError: at the first thing for which the data cannot be used.
     """
-    found = []
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    names: list[str] = []
-    for part, images in parts.items():
-        if images is None:
-            continue
-        names += images.class_names
-        smallest = int(np.argmin(images.class_sizes))
-        if images.class_sizes[smallest] < 2:
-            raise DataError(
-                f"class '{images.class_names[smallest]}' has {images.class_sizes[smallest]} image, too few for a "
-                "support and a query image; add images or remove the class"
-            )
-        sizes = f"{images.class_sizes.min()} to {images.class_sizes.max()} images each"
-        found.append(f"{part}: {len(images)} classes, {int(images.class_sizes.sum())} images, {sizes}")
+    there = {part: images for part, images in parts.items() if images is not None and len(images)}
+    found = [Finding(True, _check_sizes(part, images)) for part, images in there.items()]
+    names = [name for images in there.values() for name in images.class_names]
     if len(set(names)) != len(names):
         raise DataError("a class is in two splits, so that test classes are seen in training")
-    found.append("no class is in two splits")
+    found.append(Finding(True, "no class is in two splits"))
     prepared = prepared_of(splits.train)
-    if prepared is not None:
-        prepared.verify()
-        found.append(f"the pixels in {prepared.pixel_path} have the checksum of the manifest")
-        found.append(_check_source(prepared))
-    return found
+    if prepared is None:
+        return found
+    prepared.verify()
+    found.append(Finding(True, f"the pixels in {prepared.pixel_path} have the checksum of the manifest"))
+    found.append(_check_source(prepared))
+    found += [Finding(False, f"left out: {text}") for text in prepared.manifest["notes"].get("left out", [])]
+    if prepared.manifest["name"].startswith(_FILE_BASED["miniimagenet"][0]):
+        found += miniimagenet.identify(prepared.manifest)
+    return [*found, _check_duplicates(there)]
 
 
-def _check_source(prepared: PreparedSet) -> str:
+def _check_sizes(part: str, images: ImageSet) -> str:
+    smallest = int(np.argmin(images.class_sizes))
+    if images.class_sizes[smallest] < 2:
+        raise DataError(
+            f"class '{images.class_names[smallest]}' has {images.class_sizes[smallest]} image, too few for a "
+            "support and a query image; add images, remove the class, or (of a folder) leave such classes out with "
+            "--data.min_images 2"
+        )
+    sizes = f"{images.class_sizes.min()} to {images.class_sizes.max()} images each"
+    return f"{part}: {len(images)} classes, {int(images.class_sizes.sum())} images, {sizes}"
+
+
+def _check_duplicates(parts: Mapping[str, ImageSet]) -> Finding:
+    """Look for images that are the same in two splits, pixel by pixel."""
+    first: dict[bytes, tuple[str, str]] = {}
+    pairs = []
+    for part, images in parts.items():
+        for number, (name, size) in enumerate(zip(images.class_names, images.class_sizes, strict=True)):
+            for i, image in enumerate(images.gather(np.full(size, number), np.arange(size))):
+                known_part, known = first.setdefault(
+                    hashlib.blake2b(image, digest_size=16).digest(), (part, f"{part} '{name}' {i}")
+                )
+                if known_part != part:
+                    pairs.append(f"{known} = {part} '{name}' {i}")
+    if not pairs:
+        return Finding(True, "no image is in two splits")
+    count = f"{len(pairs)} image{'s are' if len(pairs) > 1 else ' is'}"
+    return Finding(False, f"{count} in two splits (class and number from 0): {listed(pairs)}")
+
+
+def _check_source(prepared: PreparedSet) -> Finding:
     recorded = prepared.manifest["source"]
     inputs = tuple(Path(str(entry.get("path"))) for entry in recorded["inputs"])
     if not all(path.exists() for path in inputs):
-        return f"the source in {recorded['directory']} is gone; the prepared set does without it"
+        return Finding(True, f"the source in {recorded['directory']} is gone; the prepared set does without it")
     if not Source(Path(recorded["directory"]), inputs).matches(recorded, thorough=True):
         raise DataError(
             f"the source in {recorded['directory']} is not what {prepared.manifest_path} was prepared from; "
             "prepare again with --force"
         )
-    return f"the source in {recorded['directory']} is what was prepared"
+    return Finding(True, f"the source in {recorded['directory']} is what was prepared")
 
 
 def _describe(manifest: Manifest) -> str:
