@@ -1,8 +1,10 @@
 import io
 import os
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,20 +12,26 @@ from PIL import Image
 
 from metadropout.data.episodes import EpisodeSampler
 from metadropout.data.folder import folder
+from metadropout.data.images import Splits
+from metadropout.data.inspection import check
 from metadropout.errors import DataError
 
 Write = Callable[..., Path]
 CLASSES = {f"class{i}": 2 + i for i in range(10)}
+HALVES: dict[str, Any] = {"validation_share": 0, "test_share": 0.5}
+
+
+def sizes(splits: Splits) -> dict[str, int]:
+    parts = [part for part in (splits.train, splits.validation, splits.test) if part is not None]
+    return {name: size for part in parts for name, size in zip(part.class_names, part.class_sizes, strict=True)}
 
 
 def test_classes_of_unequal_size_are_shared_out(tmp_path: Path, write_classes: Write) -> None:
     root = write_classes(tmp_path / "mine", CLASSES)
     splits = folder(directory=str(root), image_size=8, validation_share=0.2, test_share=0.3)
     assert splits.validation is not None
-    parts = [splits.train, splits.validation, splits.test]
-    assert [len(part) for part in parts] == [5, 2, 3]
-    sizes = {name: size for part in parts for name, size in zip(part.class_names, part.class_sizes, strict=True)}
-    assert sizes == CLASSES
+    assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [5, 2, 3]
+    assert sizes(splits) == CLASSES
 
 
 def test_the_split_is_the_same_each_time_and_follows_its_seed(tmp_path: Path, write_classes: Write) -> None:
@@ -41,7 +49,7 @@ def test_lists_of_classes_decide(tmp_path: Path, write_classes: Write) -> None:
         folder(directory=root, image_size=8, train_classes=["class7"], test_classes=["class7"])
     with pytest.raises(DataError, match="no class 'cat'"):
         folder(directory=root, image_size=8, train_classes=["cat"], test_classes=["class7"])
-    with pytest.raises(DataError, match="both train_classes and test_classes"):
+    with pytest.raises(DataError, match="lists of classes need test_classes"):
         folder(directory=root, image_size=8, train_classes=["class1"])
 
 
@@ -156,6 +164,131 @@ def test_a_corrupt_image_among_good_ones_is_named(tmp_path: Path, write_classes:
     assert not list(cache_home.glob("*.json"))
     bad.unlink()
     folder(directory=str(root), image_size=8)
+
+
+def test_unreadable_images_are_left_out_where_wanted(
+    tmp_path: Path, write_classes: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_classes(tmp_path / "mine", {"a": 4, "b": 4, "c": 1})
+    os.truncate(root / "a" / "0001.png", 40)
+    os.truncate(root / "c" / "0000.png", 40)
+    os.mkfifo(root / "b" / "pipe.png")
+    with pytest.raises(DataError, match=r"3 of the images .*or leave them out with --data\.skip_unreadable true"):
+        folder(directory=str(root), image_size=8, **HALVES)
+    splits = folder(directory=str(root), image_size=8, skip_unreadable=True, **HALVES)
+    assert sizes(splits) == {"a": 3, "b": 4}
+    assert "mine: left out, as they cannot be read: 3 images: a/0001.png (" in caplog.text
+    assert "b/pipe.png (it is a named pipe, not a regular file)" in caplog.text
+    assert "none of their images can be read: classes 'c'" in caplog.text
+
+
+@pytest.mark.timeout(60)
+def test_pipes_devices_and_endless_files_are_named_and_not_read(tmp_path: Path, write_classes: Write) -> None:
+    root = write_classes(tmp_path / "mine", CLASSES)
+    os.mkfifo(root / "class0" / "pipe.png")
+    (root / "class1" / "zero.png").symlink_to("/dev/zero")
+    with (root / "class2" / "huge.png").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(
+        DataError,
+        match=r"3 of the images .*pipe\.png \(it is a named.*zero\.png \(it is a device.*huge\.png \(it has more",
+    ):
+        folder(directory=str(root), image_size=8)
+
+
+def test_classes_with_too_few_images_are_left_out_where_wanted(
+    tmp_path: Path, write_classes: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_classes(tmp_path / "mine", {**{f"class{i}": 6 for i in range(8)}, "tiny": 2, "small": 3})
+    for lists in ({}, {"train_classes": ["tiny", "class1", "class2"], "test_classes": ["small", "class4"]}):
+        caplog.clear()
+        splits = folder(directory=str(root), image_size=8, min_images=4, **lists)  # type: ignore[arg-type]
+        assert set(sizes(splits).values()) == {6}
+        assert caplog.messages == [f"{root}: left out, with fewer than 4 images: 2 classes: 'small' (3), 'tiny' (2)"]
+    EpisodeSampler(splits.train, way=2, shot=1, query=5, seed=0)
+
+
+def test_files_of_other_types_and_empty_classes_are_mentioned(
+    tmp_path: Path, write_classes: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_classes(tmp_path / "mine", {"a": 3, "b": 3})
+    (root / "a" / "1.heic").write_bytes(b"x")
+    (root / "notes.txt").write_bytes(b"x")
+    (root / "b" / "more").mkdir()
+    (root / "empty").mkdir()
+    (root / "only heic").mkdir()
+    (root / "only heic" / "2.heic").write_bytes(b"x")
+    left_out = [
+        "3 files that are not PNG, JPEG, BMP, GIF, WEBP, TIFF, PPM: a/1.heic, notes.txt, only heic/2.heic",
+        "2 class folders without images: 'empty', 'only heic'",
+    ]
+    splits = folder(directory=str(root), image_size=8, **HALVES)
+    assert caplog.messages == [f"{root}: left out: {text}" for text in left_out]
+    findings = check(splits)
+    assert [finding.text for finding in findings if not finding.in_order] == [f"left out: {text}" for text in left_out]
+
+
+def test_empty_classes_of_splits_are_mentioned(
+    tmp_path: Path, write_classes: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    for part, names in (("train", "abc"), ("test", "ef")):
+        write_classes(tmp_path / "mine" / part, dict.fromkeys(names, 3))
+    (tmp_path / "mine" / "train" / "nothing").mkdir()
+    with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
+        for path in (tmp_path / "mine").rglob("*"):
+            archive.write(path, path.relative_to(tmp_path))
+    for place, name in (("mine", "train/nothing"), ("mine.zip", "mine/train/nothing")):
+        caplog.clear()
+        folder(directory=str(tmp_path / place), image_size=8)
+        assert caplog.messages == [f"{tmp_path / place}: left out: 1 class folders without images: '{name}'"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_folder_can_be_for_testing_only(packed: bool, tmp_path: Path, write_classes: Write) -> None:
+    root = write_classes(tmp_path / "mine" / "test", {"a": 3, "b": 3}).parent
+    if packed:
+        root = Path(shutil.make_archive(str(root), "gztar", tmp_path, "mine"))
+    splits = folder(directory=str(root), image_size=8)
+    assert (len(splits.train), splits.validation, list(splits.test.class_names)) == (0, None, ["a", "b"])
+    assert splits.train.image_shape == (3, 8, 8)
+    EpisodeSampler(splits.test, way=2, shot=1, query=1, seed=0)
+    with pytest.raises(DataError, match="there are no classes here to draw episodes from"):
+        EpisodeSampler(splits.train, way=2, shot=1, query=1, seed=0)
+
+
+def test_classes_that_lie_flat_can_be_for_testing_only(tmp_path: Path, write_classes: Write) -> None:
+    root = str(write_classes(tmp_path / "mine", CLASSES))
+    for options in ({"validation_share": 0, "test_share": 1}, {"test_classes": sorted(CLASSES)}):
+        splits = folder(directory=root, image_size=8, **options)  # type: ignore[arg-type]
+        assert (len(splits.train), splits.validation, sorted(splits.test.class_names)) == (0, None, sorted(CLASSES))
+
+
+def test_a_class_added_later_leaves_frozen_classes_as_they_were(tmp_path: Path, write_classes: Write) -> None:
+    root = write_classes(tmp_path / "mine", CLASSES)
+    before = folder(directory=str(root), image_size=8).identity
+    write_classes(root, {"new": 4})
+    now = folder(directory=str(root), image_size=8).identity
+    assert before.changes(now)
+    frozen = {f"{part}_classes": names for part, names in before.classes.items()}
+    assert folder(directory=str(root), image_size=8, **frozen).identity == before  # type: ignore[arg-type]
+
+
+def test_a_copy_elsewhere_is_the_same_data(tmp_path: Path, write_classes: Write) -> None:
+    root = write_classes(tmp_path / "mine", CLASSES)
+    shutil.copytree(root, tmp_path / "copy")
+    one, other = (folder(directory=str(tmp_path / name), image_size=8).identity for name in ("mine", "copy"))
+    assert one == other
+    assert one.changes(other) == []
+    (tmp_path / "copy" / "class3" / "0000.png").write_bytes((root / "class4" / "0000.png").read_bytes())
+    changed = folder(directory=str(tmp_path / "copy"), image_size=8).identity
+    assert one.changes(changed) == ["the classes are the same, but their images are not"]
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path, write_classes: Write) -> None:
+    root = write_classes(tmp_path / "mine", CLASSES)
+    os.rename(root / "class3", os.fsencode(root) + b"/caf\xe9")
+    with pytest.raises(DataError, match=r"the name 'caf\\udce9' is not UTF-8; rename the folder"):
+        folder(directory=str(root), image_size=8)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ class EpisodeSampler:
                 raise DataError(f"episode.{name} is {value}; it has to be at least 1")
         if seed < 0:
             raise DataError(f"the seed is {seed}; it must not be negative")
+        if not len(images):
+            raise DataError("there are no classes here to draw episodes from")
         if way > len(images):
             raise DataError(
                 f"a {way}-way task needs {way} classes, but this split has {len(images)}; lower episode.way"
@@ -93,7 +95,8 @@ class EpisodeSampler:
         if shot + query > images.class_sizes[smallest]:
             raise DataError(
                 f"{shot} support + {query} query images are more than the {images.class_sizes[smallest]} images "
-                f"of class '{images.class_names[smallest]}'; lower episode.shot or episode.query"
+                f"of class '{images.class_names[smallest]}'; lower episode.shot or episode.query, add images, or (of a "
+                f"folder) leave such classes out with --data.min_images {shot + query}"
             )
         self.images, self.way, self.shot, self.query, self.seed = images, way, shot, query, seed
         self.inductive = inductive
