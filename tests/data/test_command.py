@@ -69,6 +69,14 @@ def test_show_writes_a_picture_of_the_episode(tmp_path: Path) -> None:
     assert (pixels < 50).mean() > 0.1  # the black paper of the glyphs
 
 
+@pytest.mark.parametrize("names", [["猫", "東京タワー"], ["$x$", "$\\frac{$"], ["ᶁ", "a\nb"]])
+def test_show_draws_any_name(names: list[str], tmp_path: Path, write_classes: Callable[..., Path]) -> None:
+    root = write_classes(tmp_path / "mine", dict.fromkeys(names, 6))
+    options = ["--data.image_size", "8", "--data.validation_share", "0", "--data.test_share", "1"]
+    command = ["data", "show", "folder", "--from", str(root), *options, "--split", "test", "--way", "2"]
+    assert main([*command, "--out", str(tmp_path / "a.png")]) == 0  # a missing glyph would be a warning, so an error
+
+
 def test_show_without_matplotlib_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +98,7 @@ def test_show_without_matplotlib_says_how_to_get_it(
         (["show", "glyphs", "--out", "/nowhere/picture.png", *GLYPHS], "cannot write /nowhere/picture.png"),
         (["prepare", "glyphs", "--data.colour", "red"], "data.colour is not an option"),
         (["prepare", "glyphs", "--learner.steps", "3"], "--learner.steps is not understood"),
+        (["check", "folder", "--from", "/dev/zero"], "/dev/zero: cannot be read (it is a device, not a regular file)"),
         (["prepare", "glyphs", "--from", "/somewhere"], "data.directory is not an option"),
         (["prepare", "folder", "--from", "/nowhere"], "there is no folder /nowhere"),
     ],

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metadropout.data.episodes import Episode
+from metadropout.data.labels import drawable
 from metadropout.errors import DataError, MetadropoutError
 from metadropout.files import write_atomically
 
@@ -41,7 +42,10 @@ def save_picture(path: Path, episode: Episode, class_names: Sequence[str], title
     widths = [mosaic.shape[1] for mosaic in mosaics]
     height = mosaics[0].shape[0]
     scale = min(0.6, 4.0 / way) * way / height  # inches per pixel
-    figure = Figure(figsize=(sum(widths) * scale + 2.2, height * scale + 0.7), dpi=110, layout="constrained")
+    labels = drawable([_short(name) for name in class_names])
+    longest = max(len(line) for text in labels.texts for line in text.split("\n"))
+    beside = max(2.2, 0.065 * longest + 0.8)  # inches
+    figure = Figure(figsize=(sum(widths) * scale + beside, height * scale + 0.7), dpi=110, layout="constrained")
     for axes, mosaic, name in zip(
         figure.subplots(1, 2, width_ratios=widths), mosaics, ("support", "query"), strict=True
     ):
@@ -52,7 +56,9 @@ def save_picture(path: Path, episode: Episode, class_names: Sequence[str], title
         axes.set_frame_on(False)
         if name == "support":
             pitch = height / way
-            axes.set_yticks([pitch * (row + 0.5) for row in range(way)], map(_short, class_names), fontsize=7)
+            axes.set_yticks([pitch * (row + 0.5) for row in range(way)], labels.texts, fontsize=7)
+            for label in axes.get_yticklabels():
+                label.set(fontfamily=labels.families, parse_math=False)  # a $ in a name is a dollar
             axes.tick_params(length=0)
     figure.suptitle(title, fontsize=10)
     content = io.BytesIO()
