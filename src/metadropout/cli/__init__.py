@@ -18,21 +18,22 @@ from metadropout.cli.output import lenient_output
 from metadropout.cli.overrides import import_named_modules, split_overrides
 from metadropout.errors import ConfigError, MetadropoutError
 
-COMMANDS = (
-    "train",
-    "evaluate",
-    "attack",
-    "export",
-    "figures",
-    "report",
-    "reproduce",
-    "recipes",
-    "options",
-    "data",
-    "demo",
-    "bench",
-)
-"""Each is a module of this folder."""
+COMMANDS = {
+    "train": "meta-train a recipe, or resume a run",
+    "evaluate": "accuracy of a run on unseen classes",
+    "attack": "accuracy of runs under adversarial attacks",
+    "export": "copy a run without its optimiser's state, for sharing",
+    "figures": "draw the paper's figures from trained runs",
+    "report": "put runs on one page: results, curves, attacks, figures, options",
+    "reproduce": "train and evaluate all rows of one of the paper's tables, or draw one of its figures",
+    "recipes": "list the recipes, or show one",
+    "options": "list every option of a recipe",
+    "data": "list, prepare, check and show data sets",
+    "demo": "compare MAML with and without Meta-dropout in a few minutes",
+    "completion": "let the shell complete commands and options",
+    "bench": "compare speed and memory with other implementations",
+}
+"""Each is a module of this folder, imported when it is called: PyTorch takes seconds to load."""
 
 DESCRIPTION = """\
 Few-shot learning that learns how to perturb: MAML and Meta-SGD with Meta-dropout.
@@ -76,22 +77,30 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         shown = odd[0].encode(errors="surrogateescape").decode(errors="replace")
         raise ConfigError(f"'{shown}' is not valid UTF-8: a run could not be written down with it; rename it")
     plain, overrides = split_overrides(import_named_modules(arguments))
-    namespace = build_parser().parse_args(plain)
+    # Options of the command line itself, such as --help, come first and need no command.
+    namespace = build_parser(next((text for text in plain if not text.startswith("-")), "")).parse_args(plain)
     if overrides and not getattr(namespace, "takes_overrides", False):
         raise ConfigError(f"--{next(iter(overrides))} has no meaning for this command")
     namespace.overrides = overrides
     return namespace
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Build the parser of the command line.
+
+    Args:
+        command: the one whose arguments are wanted; of the others only the names are known then. All by default.
+    """
     parser = argparse.ArgumentParser(
         prog="metadropout", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"metadropout {metadropout.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        importlib.import_module(f"metadropout.cli.{name}").register(commands)
+    for name, text in COMMANDS.items():
+        if command in (None, name):
+            importlib.import_module(f"metadropout.cli.{name}").register(commands.add_parser(name, help=text))
+        else:
+            commands.add_parser(name, help=text)
     return parser
 
 

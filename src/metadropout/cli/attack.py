@@ -58,18 +58,16 @@ class _RadiiOfNorm(argparse.Action):
         namespace.epsilon = namespace.epsilon | {norm: [*namespace.epsilon.get(norm, []), *values]}
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "attack",
-        help="accuracy of runs under adversarial attacks",
-        description="Adapts trained runs to episodes of unseen classes and attacks the adapted models by projected "
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.description = (
+        "Adapts trained runs to episodes of unseen classes and attacks the adapted models by projected "
         "gradient descent on the query images. Writes, to the --out folder, the accuracies of every episode "
         "(attack-RUN.json), all means with 95 % intervals (attacks.json, attacks.md) and the figure "
-        "(attacks.png).",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "(attacks.png)."
     )
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folders of runs on the same tasks")
     parser.add_argument(
         "--norm",

@@ -50,15 +50,11 @@ SIZES = {
 }
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "bench",
-        help="compare speed and memory with other implementations",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.description = __doc__
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "what", nargs="?", choices=list(ACTIONS), default="training", help="what to measure (default: training)"
     )

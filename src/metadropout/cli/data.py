@@ -28,14 +28,10 @@ Options of a data set are given as in a recipe, --data.OPTION VALUE; `metadropou
 """
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the command line."""
-    command = subparsers.add_parser(
-        "data",
-        help="list, prepare, check and show data sets",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(command: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    command.description = DESCRIPTION
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     actions.add_parser("list", help="the data sets, and which are here").set_defaults(run=_list)
     prepare = _action(actions, "prepare", "decode a data set once, so that it opens at once ever after", _prepare)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from metadropout.analysis.plots import plot_accuracies, plot_comparison
 from metadropout.cli.evaluate import evaluate_run
@@ -17,13 +16,11 @@ from metadropout.training.loop import open_parts
 METHODS = {"MAML": "glyphs-5way-1shot-maml", "MAML + Meta-dropout": "glyphs-5way-1shot-metadropout"}
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "demo",
-        help="compare MAML with and without Meta-dropout in a few minutes",
-        description="Trains MAML with and without Meta-dropout on the built-in characters and prints and plots both "
-        "accuracies on unseen characters. Stopped, it goes on where it was.",
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.description = (
+        "Trains MAML with and without Meta-dropout on the built-in characters and prints and plots both "
+        "accuracies on unseen characters. Stopped, it goes on where it was."
     )
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for runs and pictures (default: demo)")
     add_number(parser, "--iterations", Iterations, default=300, help="outer steps for each method (default: 300)")

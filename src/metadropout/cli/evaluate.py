@@ -43,17 +43,15 @@ Stopped or killed, the same command goes on where it was. What has been measured
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="accuracy of a run on unseen classes",
-        description="Adapts a trained run to many episodes of classes that it has never seen, and prints its mean "
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.description = (
+        "Adapts a trained run to many episodes of classes that it has never seen, and prints its mean "
         "accuracy with the 95 %% interval, negative log-likelihood and expected calibration error. What was measured "
-        "on each episode goes to RUN/evaluation-SPLIT.json.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "on each episode goes to RUN/evaluation-SPLIT.json."
     )
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     add_number(parser, "--episodes", Episodes, default=1000, help="number of tasks (default: 1000, as in the paper)")
     add_number(

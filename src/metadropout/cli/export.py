@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from metadropout.config import build_learner
 from metadropout.errors import ConfigError
@@ -16,13 +15,11 @@ from metadropout.training.loop import open_splits
 COPIED = ("config.yaml", "environment.json", "metrics.jsonl", "curves.png", "README.md", "evaluation-*.json")
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "export",
-        help="copy a run without its optimiser's state, for sharing",
-        description="Copies a run's configuration, metrics, evaluations and weights to a new folder, without the "
-        "optimiser's state. 'metadropout evaluate' takes such a folder like any run's; it cannot be trained on.",
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.description = (
+        "Copies a run's configuration, metrics, evaluations and weights to a new folder, without the "
+        "optimiser's state. 'metadropout evaluate' takes such a folder like any run's; it cannot be trained on."
     )
     parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     parser.add_argument("--out", type=Path, required=True, help="the new folder")

@@ -6,7 +6,6 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,16 +24,14 @@ from metadropout.training.workers import threads_to_use
 EPILOG = "figures:\n" + "\n".join(f"  {name:<16} {kind.summary}" for name, kind in FIGURES.items())
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "figures",
-        help="draw the paper's figures from trained runs",
-        description="Draws the paper's figures from a trained run, or from two for comparison. Each becomes a PNG "
-        "file; figures.json holds their titles, captions and alternative texts.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.description = (
+        "Draws the paper's figures from a trained run, or from two for comparison. Each becomes a PNG "
+        "file; figures.json holds their titles, captions and alternative texts."
     )
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     parser.add_argument(
         "--compare",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
-from typing import Any
 
 import yaml
 from rich.console import Console
@@ -23,15 +22,11 @@ EPILOG = """\
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "recipes",
-        help="list the recipes, or show one",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.description = __doc__
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("words", nargs="*", metavar="WORD", help="a recipe's name, or what to look for")
     parser.set_defaults(run=run_command)
 

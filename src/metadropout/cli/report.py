@@ -7,7 +7,6 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from metadropout.analysis.report import Report, read_pictures, read_runs, render
 from metadropout.analysis.report.page import GENERATOR, Album
@@ -21,16 +20,14 @@ with the command that makes it if there is one.
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "report",
-        help="put runs on one page: results, curves, attacks, figures, options",
-        description="Writes one HTML file that needs no network: the runs' accuracies beside reported ones, learning "
-        "curves, attacks, figures, configuration, environment and commands.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.description = (
+        "Writes one HTML file that needs no network: the runs' accuracies beside reported ones, learning "
+        "curves, attacks, figures, configuration, environment and commands."
     )
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     parser.add_argument(

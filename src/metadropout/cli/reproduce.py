@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
@@ -50,15 +50,11 @@ DEFAULTS = {"scale": 1.0, "seeds": [0], "episodes": 1000}
 """Filled in late, so that what was given can be told from what was not."""
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "reproduce",
-        help="train and evaluate all rows of one of the paper's tables, or draw one of its figures",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.description = __doc__
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("what", choices=[*tables(), *PAPER_FIGURES], help="which table or figure")
     scale = Annotated[float, Limits(0, 1000, above=True)]
     add_number(parser, "--scale", scale, help="fraction of the paper's iterations (default: 1)")

@@ -38,14 +38,10 @@ Start, or go on if it has begun, with one and the same command:
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "train",
-        help="meta-train a recipe, or resume a run",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Give the command's parser its arguments."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("recipe", nargs="?", help="name of a recipe ('metadropout recipes' lists them) or a YAML file")
     parser.add_argument("--out", type=Path, metavar="RUN", help="folder for the new run")
     parser.add_argument(

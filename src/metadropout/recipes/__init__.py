@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from metadropout.config import Config, load_config, parse_config
 from metadropout.errors import ConfigError
 from metadropout.safe_yaml import read_yaml
+
+if TYPE_CHECKING:
+    from metadropout.config import Config
 
 FOLDER = Path(__file__).parent
 
@@ -54,6 +56,8 @@ def recipe(name: str) -> dict[str, Any]:
 
 def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
     """Load a shipped recipe by its name, or one of the user's own by its path, and check it."""
+    from metadropout.config import load_config, parse_config  # noqa: PLC0415 (loads PyTorch, which listing does not)
+
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return load_config(path, overrides)
