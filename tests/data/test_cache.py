@@ -178,7 +178,9 @@ def test_a_damaged_manifest_is_mentioned_once(toy: Toy, cache_home: Path, caplog
     toy.open()
     (cache_home / "toy.json").write_text("[" * 100_000)
     toy.open()
-    assert caplog.messages == [f"{cache_home / 'toy.json'}: the prepared set is damaged (nested too deeply)"]
+    assert caplog.messages == [
+        f"{cache_home / 'toy.json'}: the prepared set is damaged (nested too deeply), so it is prepared again"
+    ]
 
 
 def forge(path: Path, **changes: Any) -> None:

@@ -117,5 +117,5 @@ def test_damaged_images_are_skipped_where_wanted_and_named(
     names = [*files, "pipe"]
     decoded = decode_all(names, read, lambda image: to_array(image, ImageShape(3, 8, 8)), "the folder", skip=True)
     assert [array is None for array in decoded] == [False, True, False, True]
-    assert "the folder: left out, as they cannot be read: 2 images: b (" in caplog.text
+    assert "the folder: left out, 2 images that cannot be read: b (" in caplog.text
     assert "pipe (it is a named pipe)" in caplog.text

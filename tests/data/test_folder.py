@@ -177,7 +177,7 @@ def test_unreadable_images_are_left_out_where_wanted(
         folder(directory=str(root), image_size=8, **HALVES)
     splits = folder(directory=str(root), image_size=8, skip_unreadable=True, **HALVES)
     assert sizes(splits) == {"a": 3, "b": 4}
-    assert "mine: left out, as they cannot be read: 3 images: a/0001.png (" in caplog.text
+    assert "mine: left out, 3 images that cannot be read: a/0001.png (" in caplog.text
     assert "b/pipe.png (it is a named pipe, not a regular file)" in caplog.text
     assert "none of their images can be read: classes 'c'" in caplog.text
 
@@ -204,7 +204,7 @@ def test_classes_with_too_few_images_are_left_out_where_wanted(
         caplog.clear()
         splits = folder(directory=str(root), image_size=8, min_images=4, **lists)  # type: ignore[arg-type]
         assert set(sizes(splits).values()) == {6}
-        assert caplog.messages == [f"{root}: left out, with fewer than 4 images: 2 classes: 'small' (3), 'tiny' (2)"]
+        assert caplog.messages == [f"{root}: left out, 2 classes with fewer than 4 images: 'small' (3), 'tiny' (2)"]
     EpisodeSampler(splits.train, way=2, shot=1, query=5, seed=0)
 
 
@@ -219,7 +219,7 @@ def test_files_of_other_types_and_empty_classes_are_mentioned(
     (root / "only heic").mkdir()
     (root / "only heic" / "2.heic").write_bytes(b"x")
     left_out = [
-        "3 files that are not PNG, JPEG, BMP, GIF, WEBP, TIFF, PPM: a/1.heic, notes.txt, only heic/2.heic",
+        "3 files of other types than PNG, JPEG, BMP, GIF, WEBP, TIFF, PPM: a/1.heic, notes.txt, only heic/2.heic",
         "2 class folders without images: 'empty', 'only heic'",
     ]
     splits = folder(directory=str(root), image_size=8, **HALVES)
@@ -240,7 +240,7 @@ def test_empty_classes_of_splits_are_mentioned(
     for place, name in (("mine", "train/nothing"), ("mine.zip", "mine/train/nothing")):
         caplog.clear()
         folder(directory=str(tmp_path / place), image_size=8)
-        assert caplog.messages == [f"{tmp_path / place}: left out: 1 class folders without images: '{name}'"]
+        assert caplog.messages == [f"{tmp_path / place}: left out: 1 class folder without images: '{name}'"]
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -267,7 +267,7 @@ def _open_if_current(
         strange = "contents of another kind" if isinstance(error, ValidationError) else error
         reason = getattr(error, "strerror", None) or strange
         if not silent:
-            _log.warning("%s: the prepared set is damaged (%s)", path, reason)
+            _log.warning("%s: the prepared set is damaged (%s), so it is prepared again", path, reason)
         return None
 
 

@@ -76,6 +76,11 @@ def listed(names: Iterable[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def counted(count: int, what: str, several: str = "") -> str:
+    """Return a number of things in words: "1 file", "3 files"."""
+    return f"{count} {what if count == 1 else several or f'{what}s'}"
+
+
 def is_text(name: str) -> bool:
     """Whether a file's name can be written down: on some systems names are any bytes, not UTF-8."""
     try:

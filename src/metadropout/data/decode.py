@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from metadropout.data.class_lists import listed
+from metadropout.data.class_lists import counted, listed
 from metadropout.data.images import ImageShape, UInt8Array
 from metadropout.data.trees import UnreadableError
 from metadropout.errors import DataError
@@ -103,7 +103,9 @@ def decode_all(
         else:
             yield array
     if unreadable and skip:
-        _log.warning("%s: left out, as they cannot be read: %d images: %s", where, len(unreadable), listed(unreadable))
+        _log.warning(
+            "%s: left out, %s that cannot be read: %s", where, counted(len(unreadable), "image"), listed(unreadable)
+        )
     elif unreadable:
         raise DataError(
             f"{where}: {len(unreadable)} of the images cannot be read: {listed(unreadable)}; "

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from metadropout.data.archives import open_tree, paths_in
 from metadropout.data.cache import Contents, Preparation, PreparedSet, open_prepared
-from metadropout.data.class_lists import SplitLists, by_share, check_lists, listed
+from metadropout.data.class_lists import SplitLists, by_share, check_lists, counted, listed
 from metadropout.data.decode import FORMATS, SUFFIXES, decode_all, to_array
 from metadropout.data.images import ImageShape, Splits
 from metadropout.data.sources import Source
@@ -109,9 +109,8 @@ def _large_enough(prepared: PreparedSet, min_images: int, root: Path) -> set[str
     sizes = prepared.manifest["classes"]
     small = [f"'{name}' ({size})" for name, size in sizes.items() if size < min_images]
     if small:
-        _log.warning(
-            "%s: left out, with fewer than %d images: %d classes: %s", root, min_images, len(small), listed(small)
-        )
+        count = counted(len(small), "class", "classes")
+        _log.warning("%s: left out, %s with fewer than %d images: %s", root, count, min_images, listed(small))
     return {name for name, size in sizes.items() if size >= min_images}
 
 
@@ -164,12 +163,12 @@ def _left_out(tree: FileTree, paths: Mapping[str, tuple[str, ...]], split: bool)
     """Say which files and class folders are not used, as messages."""
     found = []
     if others := [name for name in tree.names if name not in paths]:
-        found.append(f"{len(others)} files that are not {', '.join(FORMATS)}: {listed(others)}")
+        found.append(f"{counted(len(others), 'file')} of other types than {', '.join(FORMATS)}: {listed(others)}")
     any_name, any_path = next(iter(paths.items()))
     depth = len(any_name.split("/")) - len(any_path) + (2 if split else 1)
     used = {"/".join(name.split("/")[:depth]) for name in paths}
     if empty := [name for name in tree.folders if name.count("/") == depth - 1 and name not in used]:
-        found.append(f"{len(empty)} class folders without images: {listed(map(repr, empty))}")
+        found.append(f"{counted(len(empty), 'class folder')} without images: {listed(map(repr, empty))}")
     for text in found:
         _log.warning("%s: left out: %s", tree.location, text)
     return found

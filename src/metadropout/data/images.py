@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metadropout.data.class_lists import listed
+from metadropout.data.class_lists import counted, listed
 
 UInt8Array = NDArray[np.uint8]
 IntArray = NDArray[np.int64]
@@ -117,7 +117,8 @@ class Identity:
             for what, names in (("new", set(after) - set(before)), ("gone", set(before) - set(after))):
                 if names:
                     shown = listed(map(repr, sorted(names)), 5)
-                    found.append(f"{len(names)} {split} class{'es are' if len(names) > 1 else ' is'} {what}: {shown}")
+                    count = counted(len(names), f"{split} class is", f"{split} classes are")
+                    found.append(f"{count} {what}: {shown}")
             if before != after and sorted(before) == sorted(after):
                 found.append(f"the {split} classes are in another order")
         if not found and self.digest != now.digest:

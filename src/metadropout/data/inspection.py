@@ -11,7 +11,7 @@ import numpy as np
 
 from metadropout.data import cifar, miniimagenet, omniglot
 from metadropout.data.cache import Manifest, PreparedSet, read_manifest
-from metadropout.data.class_lists import listed
+from metadropout.data.class_lists import counted, listed
 from metadropout.data.findings import Finding
 from metadropout.data.images import ImageSet, Splits
 from metadropout.data.locations import cache_directory, data_directory
@@ -116,7 +116,7 @@ def _check_duplicates(parts: Mapping[str, ImageSet]) -> Finding:
                     pairs.append(f"{known} = {part} '{name}' {i}")
     if not pairs:
         return Finding(True, "no image is in two splits")
-    count = f"{len(pairs)} image{'s are' if len(pairs) > 1 else ' is'}"
+    count = counted(len(pairs), "image is", "images are")
     return Finding(False, f"{count} in two splits (class and number from 0): {listed(pairs)}")
 
 

@@ -151,7 +151,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such checkpoint") from None
     except (OSError, safetensors.SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path}: is damaged or not a checkpoint ({error}){_fix(path)}") from None
+        raise CheckpointError(
+            f"{path}: is damaged or not a checkpoint ({getattr(error, 'strerror', None) or error}){_fix(path)}"
+        ) from None
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path}: was not written by metadropout")
     if metadata.get("version") != str(VERSION):
