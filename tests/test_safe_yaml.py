@@ -42,7 +42,7 @@ REFUSED = {
     "a tag": ("seed: !!int x", ", line 1: the tag 'tag:yaml.org,2002:int' is not allowed"),
     "a list for a key": ("seed: 1\n? [a]\n: b", ", line 2: a key must be a plain word"),
     "too many values": ("[" + "1," * 30_000 + "]", ", line 1: there are more than 20000 values"),
-    "a large file": ("#" * 2_000_000, ": cannot be read: is larger than 1048576 bytes"),
+    "a large file": ("#" * 2_000_000, ": cannot be read: it has more than the 1048576 bytes allowed"),
     "a syntax error": ("seed: 1\nlearner: [1", ", line 2: is not valid YAML: expected ',' or ']'"),
     "an unknown alias": ("seed: *x", ", line 1: is not valid YAML: found undefined alias 'x'"),
     "a control character": ("seed: \x00", ": is not valid YAML: unacceptable character"),
@@ -79,7 +79,7 @@ def test_what_only_looks_like_a_number_or_date_is_text_and_named_shortly(what: s
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(md.ConfigError, match=r"pipe\.yaml: cannot be read: is not a regular file"):
+    with pytest.raises(md.ConfigError, match=r"pipe\.yaml: cannot be read: it is a named pipe, not a regular file"):
         read_yaml(tmp_path / "pipe.yaml")
 
 

@@ -197,8 +197,11 @@ def test_a_missing_archive_is_downloaded(small: Path, server: Any, monkeypatch: 
 def test_a_missing_data_directory_is_made_for_the_download_only(
     data_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("METADROPOUT_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"Omniglot is not in .*nowhere/omniglot: put images_background\.zip and"):
+    monkeypatch.delenv("METADROPOUT_DATA")
+    monkeypatch.setattr("metadropout.data.locations._user_cache", lambda: tmp_path / "nowhere")
+    with pytest.raises(
+        DataError, match=r"Omniglot is not in .*nowhere/metadropout/omniglot: put images_background\.zip and"
+    ):
         omniglot(download=False)
     assert not (tmp_path / "nowhere").exists()
 
