@@ -19,16 +19,34 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def variables_of_example(page: str) -> dict[str, Any]:
-    """What a page's Python example leaves behind."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    variables: dict[str, Any] = {}
+def variables_of_example(page: str, given: dict[str, Any] | None = None, **numbers: str) -> dict[str, Any]:
+    """What a page's Python examples, run one after the other, leave behind."""
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
+    for name, number in numbers.items():  # smaller ones, to save time
+        code = re.sub(rf"\b{name}=\d+", f"{name}={number}", code)
+    variables = dict(given or {})
     exec(compile(code, page, "exec"), variables)
     return variables
 
 
-def test_the_readmes_python_example_runs() -> None:
-    assert variables_of_example("README.md")["logits"].shape == (300, 20)
+def test_the_readmes_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def make_model(way: int) -> md.Conv4:
+        return md.Conv4(way, in_channels=3, image_size=32, channels=4)
+
+    left = variables_of_example("README.md", {"MyModel": make_model}, iterations="2", episodes="2", mc_samples="2")
+    assert left["logits"].shape == (25, 5)
+    assert (tmp_path / "runs" / "mine" / "config.yaml").exists()
+
+
+def test_the_parts_in_the_documentation_are_trained_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "extending.md").read_text()
+    (code,) = re.findall(r"```python\n(# my_parts.py\n.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "my_parts.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    (train,) = re.findall(r"^    metadropout (train .*)$", text, flags=re.MULTILINE)
+    assert main([*shlex.split(train), "--training.iterations", "1"]) == 0
 
 
 def test_the_perturbation_in_the_documentation_does_what_it_says() -> None:

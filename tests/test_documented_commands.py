@@ -32,7 +32,7 @@ def commands_in(text: str) -> Iterator[str]:
     """Find the commands that stand on lines of their own, without what is said of them."""
     for line in text.replace("\\\n", " ").splitlines():
         if match := re.match(r"[#$\s]*(?:torchrun .* -m )?(metadropout [a-z].*)", line):
-            command = re.split(r"\s#|\s{3,}", re.sub(r"\[.*\]$", "", match[1]).strip())[0]
+            command = re.split(r"\s#|\s{3,}|\s> ", re.sub(r"\[.*\]$", "", match[1]).strip())[0]
             words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command)]
             if words[1] in COMMANDS:
                 yield shlex.join(words)
@@ -67,6 +67,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         r"```yaml\n(# metadropout train mine\.yaml.*?)```", (ROOT / "docs/runs.md").read_text(), re.S
     )
     (tmp_path / "mine.yaml").write_text(own_recipe)
+    (own_parts,) = re.findall(r"```python\n(# my_parts.py.*?)```", (ROOT / "docs/extending.md").read_text(), re.S)
+    (tmp_path / "my_parts.py").write_text(own_parts)
     return tmp_path
 
 
@@ -111,7 +113,7 @@ def test_the_readmes_commands_run_one_after_the_other(here: Path, capsys: pytest
         "attack": ["--episodes", "1", "--steps", "2", "--norm", "linf", "--epsilon", "0.1"],
     }
     commands = [shlex.split(command)[1:] for command in commands_in((ROOT / "README.md").read_text())]
-    assert [words[0] for words in commands] == ["recipes", "train", "evaluate", "train", "attack", "report"]
+    assert [words[0] for words in commands] == ["recipes", "train", "evaluate", "train", "evaluate", "attack", "report"]
     for words in commands:
         extra = [] if "--resume" in words else smaller.get(words[0], [])
         assert main([*words, *extra]) == 0, (words, capsys.readouterr().err)
