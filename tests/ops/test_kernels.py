@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -255,12 +259,15 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fresh_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty cache of compiled kernels, and nothing loaded."""
+    """An empty cache of compiled kernels, nothing loaded, and a source that compiles in no time."""
+    source = tmp_path / "small.cpp"
+    source.write_text("int values[20000] = {1};")
+    monkeypatch.setattr(build, "SOURCES", (source,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("METADROPOUT_FUSED", raising=False)
-    build.library.cache_clear()
+    build._library.cache_clear()
     yield tmp_path
-    build.library.cache_clear()
+    build._library.cache_clear()
 
 
 def fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -301,14 +308,121 @@ def test_where_nothing_can_be_kept_the_kernels_are_built_for_the_process(
 def test_a_build_is_kept_and_a_broken_one_replaced(fresh_build: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         assert kernels.available()
-        build.library.cache_clear()
+        build._library.cache_clear()
         assert kernels.available()
     assert caplog.text.count("compiling") == 1
     (kept,) = fresh_build.rglob("*.so")
-    kept.unlink()  # not written over: it is loaded
-    kept.write_bytes(b"no library")
-    build.library.cache_clear()
+    content = kept.read_bytes()
+    for damaged in (b"no library", content[: len(content) // 2], content[:-1] + b"?", b""):
+        kept.unlink(missing_ok=True)  # not written over: it is loaded
+        kept.write_bytes(damaged)
+        kept.chmod(0o600)
+        caplog.clear()
+        build._library.cache_clear()
+        assert kernels.available()
+        assert "is damaged and is built again" in caplog.text
+        (kept,) = fresh_build.rglob("*.so")
+        assert kept.read_bytes() != damaged
+
+
+@needs_kernels
+def test_a_library_cut_short_does_not_kill_the_process(fresh_build: Path) -> None:
     assert kernels.available()
+    (kept,) = fresh_build.rglob("*.so")
+    content = kept.read_bytes()
+    kept.unlink()
+    kept.write_bytes(content[: len(content) // 2])  # its header is whole, the pages behind it are missing
+    kept.chmod(0o600)
+    program = f"""
+from pathlib import Path
+from metadropout.ops import kernels
+from metadropout.ops.kernels import build
+build.SOURCES = (Path({str(build.SOURCES[0])!r}),)
+assert kernels.available()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
+    assert kept.read_bytes() == content
+
+
+def plant(folder: Path, marker: Path) -> None:
+    """Put a library that writes a file when it is loaded where compiled kernels would be looked for."""
+    source, planted = marker.with_suffix(".cpp"), marker.with_suffix(".so")
+    source.write_text(
+        f'#include <cstdio>\n__attribute__((constructor)) void run() {{ fclose(fopen("{marker}", "w")); }}'
+    )
+    compiler = next(filter(None, map(shutil.which, build.COMPILERS)))
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(planted)], check=True)
+    key, content = build._key(compiler), planted.read_bytes()
+    for name in (f"kernels-{key}.so", build._name(key, content)):
+        (folder / name).write_bytes(content)
+        (folder / name).chmod(0o600)
+
+
+@needs_kernels
+@pytest.mark.parametrize("whose", ["others can write", "another user's", "a link to another user's", "relative"])
+def test_code_that_others_may_have_put_into_the_cache_is_not_run(
+    fresh_build: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, whose: str
+) -> None:
+    folder = build.cache_folder()
+    if whose == "a link to another user's":
+        folder.parent.mkdir(parents=True)
+        (fresh_build / "theirs").mkdir()
+        folder.symlink_to(fresh_build / "theirs")
+    elif whose == "relative":
+        monkeypatch.chdir(fresh_build)
+        monkeypatch.setenv("XDG_CACHE_HOME", "here")
+        monkeypatch.setenv("HOME", str(fresh_build / "home"))
+        folder = fresh_build / "here" / "metadropout" / "kernels"
+        folder.mkdir(mode=0o700, parents=True)
+    else:
+        folder.mkdir(mode=0o700, parents=True)
+    plant(folder, fresh_build / "marker")
+    if whose == "others can write":
+        folder.chmod(0o777)
+    elif whose != "relative":
+        me = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    before = sorted(folder.iterdir())
+    assert kernels.available()  # built for this process alone
+    assert not (fresh_build / "marker").exists()
+    assert sorted(folder.iterdir()) == before
+    if whose != "relative":
+        (said,) = (record for record in caplog.records if record.levelname == "WARNING")
+        assert "each process compiles them anew" in said.message
+        assert str(folder) in said.message
+
+
+@needs_kernels
+def test_a_kept_file_that_others_can_write_to_is_built_again(fresh_build: Path) -> None:
+    folder = build.cache_folder()
+    folder.mkdir(mode=0o700, parents=True)
+    plant(folder, fresh_build / "marker")
+    for path in folder.iterdir():
+        path.chmod(0o622)
+    assert kernels.available()
+    assert not (fresh_build / "marker").exists()
+
+
+@needs_kernels
+def test_kernels_are_on_the_disk_before_they_get_their_name(fresh_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, name=name, do=original: (done.append(name), do(*a))[1])
+    assert kernels.available()
+    assert done == ["fsync", "replace"]
+
+
+def test_that_the_kernels_are_off_is_said_once_and_why(
+    fresh_build: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(fresh_build))
+    for _ in range(3):
+        assert not kernels.available()
+    (said,) = caplog.records
+    assert said.levelname == "WARNING"
+    assert "the fast kernels are off" in said.message
+    assert "none of the compilers c++, g++, clang++ was found" in said.message
 
 
 # The network and the learner ------------------------------------------------------------------------------------------
