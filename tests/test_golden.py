@@ -101,13 +101,14 @@ def build(case: dict[str, Any], dtype: torch.dtype, **options: bool) -> tuple[md
     return learner, episode, noise
 
 
-@pytest.fixture(params=["fused", "plain"])
+@pytest.fixture(params=["winograd-2", "winograd-4", "plain"])
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both implementations of the element-wise operations: the compiled kernels and PyTorch's own."""
-    if request.param == "fused":
+    """The compiled kernels, with both sizes of tiles for convolutions, and PyTorch's own operations."""
+    if request.param != "plain":
         if not kernels.available():
-            pytest.skip("no C++ compiler for the fused kernels")
-        yield "fused"
+            pytest.skip("no C++ compiler for the kernels")
+        with kernels.using({"*": request.param}):
+            yield request.param
     else:
         with kernels.disabled():
             yield "plain"
@@ -145,7 +146,7 @@ def test_float32_agrees_with_the_authors_code_where_it_is_stable(
     case: str, memory_format: torch.memory_format, threads: int, path: str
 ) -> None:
     # PyTorch's batch normalisation adds up its statistics in float32; the kernels do so in float64.
-    tolerance = {"fused": 1e-5, "plain": 2e-5}[path]
+    tolerance = 2e-5 if path == "plain" else 1e-5
     golden = load(case)
     learner, episode, noise = build(golden, torch.float32)
     learner.to(memory_format=memory_format)

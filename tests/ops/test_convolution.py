@@ -26,6 +26,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True, params=["winograd-2", "winograd-4"])
+def algorithm(request: pytest.FixtureRequest) -> Iterator[str]:
+    with kernels.using({"*": request.param}):
+        yield request.param
+
+
 def parts(
     n: int, in_channels: int, out_channels: int, height: int, width: int, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,6 +179,8 @@ def test_other_sizes_types_and_layouts_are_pytorchs() -> None:
     assert not is_fused(kernels.convolution(x[:, :, :2], weight, bias))
     assert not is_fused(kernels.convolution(*parts(2, 16, 24, 6, 6)))
     assert not is_fused(kernels.convolution(*parts(2, 8, 16, 6, 6)))
+    with kernels.using({"16x16x6x6": "direct"}):
+        assert not is_fused(kernels.convolution(x, weight, bias))
     with kernels.disabled():
         assert not is_fused(kernels.convolution(x, weight, bias))
 

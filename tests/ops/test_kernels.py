@@ -352,8 +352,8 @@ def plant(folder: Path, marker: Path) -> None:
     )
     compiler = next(filter(None, map(shutil.which, build.COMPILERS)))
     subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(planted)], check=True)
-    key, content = build._key(compiler), planted.read_bytes()
-    for name in (f"kernels-{key}.so", build._name(key, content)):
+    content = planted.read_bytes()
+    for name in (f"kernels-{build.key()}.so", build._name(content)):
         (folder / name).write_bytes(content)
         (folder / name).chmod(0o600)
 
@@ -406,11 +406,11 @@ def test_a_kept_file_that_others_can_write_to_is_built_again(fresh_build: Path) 
 @needs_kernels
 def test_kernels_are_on_the_disk_before_they_get_their_name(fresh_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    for name in ("fsync", "replace"):
+    for name in ("fsync", "link"):
         original = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *a, name=name, do=original: (done.append(name), do(*a))[1])
     assert kernels.available()
-    assert done == ["fsync", "replace"]
+    assert done == ["fsync", "link"]
 
 
 def test_that_the_kernels_are_off_is_said_once_and_why(

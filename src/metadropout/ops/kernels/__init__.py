@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.ops.autograd import apply
-from metadropout.ops.kernels import build
+from metadropout.ops.kernels import build, choices
+from metadropout.ops.kernels.choices import choosing, using
 from metadropout.ops.kernels.convolutions import CHANNELS, FEW, Convolution
 from metadropout.ops.kernels.elementwise import NoisyProduct, NormReluPool
 from metadropout.ops.normalisation import batch_normalise
 
-__all__ = ["available", "convolution", "disabled", "noisy_product", "norm_relu_pool"]
+__all__ = ["available", "choosing", "convolution", "disabled", "noisy_product", "norm_relu_pool", "using"]
 
 SMALLEST = 3
 """Height and width from which a convolution by 2x2 tiles is worth its while."""
@@ -78,7 +79,9 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         and (weight.shape[1] % CHANNELS == 0 or weight.shape[1] <= FEW)
         and all(_same_kind(t, x) for t in (weight, bias) if t is not None)
     ):
-        return apply(Convolution, x, weight, bias)[0]  # type: ignore[no-any-return]
+        tile = 0 if x.shape[1] <= FEW else choices.tile(x.shape[1], weight.shape[0], *x.shape[2:])  # few: no tiles
+        if tile is not None:
+            return apply(Convolution, x, weight, bias, tile)[0]  # type: ignore[no-any-return]
     return F.conv2d(x, weight, bias, padding=1)
 
 

@@ -55,50 +55,61 @@ def cache_folder() -> Path:
     """Return the user's own folder of compiled kernels; it need not exist."""
     chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # A relative path would name another folder in each working directory; the XDG specification has it ignored.
-    return (chosen if chosen.is_absolute() else Path("~/.cache").expanduser()) / "metadropout" / "kernels"
+    return (chosen if chosen.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "metadropout" / "kernels"
 
 
 def _load_or_build() -> ctypes.CDLL:
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if os.name != "posix" or compiler is None:
-        raise FileNotFoundError(f"none of the compilers {', '.join(COMPILERS)} was found")
-    key = _key(compiler)
-    with _private_folder() as folder:
-        if folder is not None and (kept := _kept(folder, key)):
-            return kept
-        with tempfile.TemporaryDirectory() as place:
-            built = _compiled(compiler, Path(place))
-            content = built.read_bytes()
-            if folder is not None:
-                try:
-                    return _keep(content, folder, key)
-                except OSError as error:  # no space, say, or not to be executed from
-                    _not_kept(error)
+    _compiler()  # without one, nothing is to be done
+    with tempfile.TemporaryDirectory() as place:
+        built = Path(place) / "kernels.so"
+        try:
+            with private_folder() as folder:
+                if kept := _kept(folder):
+                    return kept
+                _compile(built)
+                path = folder / _name(built.read_bytes())
+                write_new(path, built.read_bytes())
+                return _load(path)
+        except OSError as error:  # a folder that is not to be used, no space in it, or not to be executed from
+            if not built.exists():
+                _compile(built)
+            _log.warning("compiled kernels are not kept, each process compiles them anew: %s", error)
             return ctypes.CDLL(str(built))  # stays loaded when the file is gone
 
 
 @contextmanager
-def _private_folder() -> Iterator[Path | None]:
-    """Open the folder of kernels, made if need be; None where there is none that only this user can change."""
-    handle = None
+def private_folder() -> Iterator[Path]:
+    """Open the folder of kernels, made if need be.
+
+    Raises:
+        OSError: if there is none that only this user can change.
+    """
+    path = cache_folder()
+    if not path.is_absolute():
+        raise FileNotFoundError(f"{path} is not an absolute path; set HOME or XDG_CACHE_HOME to one")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            path = cache_folder()
-            if not path.is_absolute():
-                raise FileNotFoundError(f"{path} is not an absolute path; set HOME or XDG_CACHE_HOME to one")
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            _check_private(path, os.fstat(handle))
-        except (OSError, RuntimeError) as error:  # the latter where there is no home
-            _not_kept(error)
-            yield None
-            return
+        _check_private(path, os.fstat(handle))
         # By its handle it stays the folder that was checked, whoever may rename the folders above it.
         by_handle = Path(f"/proc/self/fd/{handle}")
         yield by_handle if by_handle.is_dir() else path
     finally:
-        if handle is not None:
-            os.close(handle)
+        os.close(handle)
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that nobody else can write to, whole or not at all; does nothing where there is one already."""
+    handle, name = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # a name that survives a power cut must not outlive the contents
+        with suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        Path(name).unlink()
 
 
 def _check_private(path: Path, status: os.stat_result) -> None:
@@ -108,65 +119,60 @@ def _check_private(path: Path, status: os.stat_result) -> None:
         raise PermissionError(f"others can write to {path} and could have put any code there; remove it")
 
 
-def _not_kept(error: Exception) -> None:
-    _log.warning("compiled kernels are not kept, each process compiles them anew: %s", error)
-
-
-def _kept(folder: Path, key: str) -> ctypes.CDLL | None:
+def _kept(folder: Path) -> ctypes.CDLL | None:
     """Return a library that was built before; what is damaged is removed."""
-    for path in sorted(folder.glob(f"kernels-{key}-*.so")):
-        try:
+    for path in sorted(folder.glob(f"kernels-{key()}-*.so")):
+        with suppress(OSError):
             status = path.lstat()
             _check_private(path, status)
-            if stat.S_ISREG(status.st_mode) and path.name == _name(key, path.read_bytes()):
-                return ctypes.CDLL(str(path))
-        except OSError as error:
-            _log.info("%s: %s", path.name, error)
+            if stat.S_ISREG(status.st_mode) and path.name == _name(path.read_bytes()):
+                return _load(path)
         _log.warning("%s in %s is damaged and is built again", path.name, cache_folder())
-        with suppress(OSError):
-            path.unlink()
+        path.unlink(missing_ok=True)
     return None
 
 
-def _keep(content: bytes, folder: Path, key: str) -> ctypes.CDLL:
-    """Write a library into the folder under a temporary name and rename it, so that it is there whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix="kernels-", suffix=".tmp", dir=folder)
+def _load(path: Path) -> ctypes.CDLL:
+    """Load a library; what cannot be loaded is not kept."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # a rename that survives a power cut must not outlive the contents
-        loaded = ctypes.CDLL(name)  # before it gets its name: what cannot be loaded is not kept
-        os.replace(name, folder / _name(key, content))
-        return loaded
-    finally:
-        Path(name).unlink(missing_ok=True)
+        return ctypes.CDLL(str(path))
+    except OSError:
+        path.unlink()
+        raise
 
 
-def _name(key: str, content: bytes) -> str:
-    return f"kernels-{key}-{hashlib.sha256(content).hexdigest()[:32]}.so"
+def _name(content: bytes) -> str:
+    return f"kernels-{key()}-{hashlib.sha256(content).hexdigest()[:32]}.so"
 
 
-def _compiled(compiler: str, folder: Path) -> Path:
-    _log.info("compiling the kernels with %s", compiler)
-    path = folder / "kernels.so"
-    command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(path)]
+def _compile(path: Path) -> None:
+    _log.info("compiling the kernels with %s", _compiler())
+    command = [_compiler(), *FLAGS, *map(str, SOURCES), "-o", str(path)]
     try:
         _run([*command, FOR_THIS_CPU])
     except subprocess.CalledProcessError:  # not every compiler knows the flag on every machine
         _run(command)
-    return path
+    if not path.exists():
+        raise subprocess.SubprocessError(f"{_compiler()} has written nothing")
 
 
 def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS_TO_COMPILE)
 
 
-def _key(compiler: str) -> str:
-    """Name a build by all that it depends on: another source, compiler, flag or CPU gives another file."""
+def key() -> str:
+    """Name a build by all that it depends on: another source, compiler, flag or CPU gives another name."""
+    compiler = _compiler()
     program = os.stat(compiler)
     parts = [os.path.realpath(compiler), program.st_size, program.st_mtime_ns, FLAGS, FOR_THIS_CPU, _cpu()]
     return hashlib.sha256(repr([*parts, *(source.read_bytes() for source in SOURCES)]).encode()).hexdigest()[:20]
+
+
+def _compiler() -> str:
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if os.name != "posix" or found is None:
+        raise FileNotFoundError(f"none of the compilers {', '.join(COMPILERS)} was found")
+    return found
 
 
 def _cpu() -> str:

@@ -19,8 +19,8 @@ CHANNELS = 16
 
 FEW = 4
 
-SPOTS = 16
-"""Values that stand for a 3x3 kernel when it is transformed."""
+SPOTS = {2: 16, 4: 36}
+"""Values that stand for a 3x3 kernel when it is transformed, by the size of tiles."""
 
 PADDING = 16
 """Unused values after the weights, or sums for them, of each spot."""
@@ -30,14 +30,15 @@ TILES_PER_PART, MOST_PARTS = 2048, 8
 
 
 class Convolution(torch.autograd.Function):
-    """(x, weight, bias) → the convolved images, and x itself, as an output."""
+    """(x, weight, bias) → the convolved images, and x itself, as an output; by tiles of a size."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tile: int) -> tuple[Tensor, Tensor]:
         """Convolve."""
-        out, alias = _convolve(x, weight, bias=bias), x.detach()
+        out, alias = convolve(x, weight, tile=tile, bias=bias), x.detach()
         if not ctx.needs_input_grad[0]:
             ctx.mark_non_differentiable(alias)
+        ctx.tile = tile
         ctx.save_for_backward(alias, weight)
         ctx.set_materialize_grads(False)
         return out, alias
@@ -46,8 +47,9 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_also: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients, which can be differentiated again."""
         if g is None:
-            return g_also, None, None
-        return apply(_ConvolutionGradient, g, *ctx.saved_tensors, g_also, *ctx.needs_input_grad)  # type: ignore[no-any-return]
+            return g_also, None, None, None
+        needed = ctx.needs_input_grad[:3]
+        return *apply(_ConvolutionGradient, g, *ctx.saved_tensors, g_also, ctx.tile, *needed), None
 
 
 class _ConvolutionGradient(torch.autograd.Function):
@@ -60,13 +62,15 @@ class _ConvolutionGradient(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         g_also: Tensor | None,
+        tile: int,
         needs_x: bool,
         needs_weight: bool,
         needs_bias: bool,
     ) -> tuple[Tensor | None, ...]:
         g = channels_last(g)
-        g_x = _convolve(g, weight, turned=True, also=g_also) if needs_x else None
-        g_weight, g_bias = _weight_gradient(x, g) if needs_weight or needs_bias else (None, None)
+        g_x = convolve(g, weight, tile=tile, turned=True, also=g_also) if needs_x else None
+        g_weight, g_bias = weight_gradient(x, g, tile=tile) if needs_weight or needs_bias else (None, None)
+        ctx.tile = tile
         ctx.save_for_backward(g, x, weight)
         ctx.set_materialize_grads(False)
         return g_x, g_weight if needs_weight else None, g_bias if needs_bias else None
@@ -76,24 +80,26 @@ class _ConvolutionGradient(torch.autograd.Function):
         """Return d_g = u * weight + x * v + v_bias, d_x and d_weight, where * is a convolution."""
         refuse_third_derivatives()
         g, x, weight = ctx.saved_tensors
-        d_x = _convolve(g, v, turned=True) if v is not None and ctx.needs_input_grad[1] else None
-        d_weight = None if u is None else _weight_gradient(u := channels_last(u), g)[0]
+        tile = ctx.tile
+        d_x = convolve(g, v, tile=tile, turned=True) if v is not None and ctx.needs_input_grad[1] else None
+        d_weight = None if u is None else weight_gradient(u := channels_last(u), g, tile=tile)[0]
         d_g: Tensor | None = None
         if u is not None:
-            d_g = _convolve(u, weight, *(() if v is None else (x, v)), bias=v_bias)
+            d_g = convolve(u, weight, *(() if v is None else (x, v)), tile=tile, bias=v_bias)
         elif v is not None:
-            d_g = _convolve(x, v, bias=v_bias)
+            d_g = convolve(x, v, tile=tile, bias=v_bias)
         elif v_bias is not None:
             d_g = v_bias.view(1, -1, 1, 1).expand_as(g)
-        return d_g, d_x, d_weight, None, None, None, None
+        return d_g, d_x, d_weight, None, None, None, None, None
 
 
-def _convolve(
+def convolve(
     x: Tensor,
     weight: Tensor,
     x2: Tensor | None = None,
     weight2: Tensor | None = None,
     *,
+    tile: int,
     turned: bool = False,
     bias: Tensor | None = None,
     also: Tensor | None = None,
@@ -105,6 +111,7 @@ def _convolve(
         weight: (out_channels, in_channels, 3, 3).
         x2: more images.
         weight2: their weights.
+        tile: size of the tiles, 2 or 4; of no meaning for images of few channels.
         turned: convolve with the kernels turned round, from output to input channels: the input's gradient.
         bias: (out_channels,).
         also: images of the result's shape.
@@ -122,22 +129,22 @@ def _convolve(
     if channels <= 2 * FEW:
         run_over("patches", out, height, width, channels, out_channels, x, channels_last(weight), bias, out)
         return out
-    u = _transformed(weight, turned)
-    u2 = None if weight2 is None else _transformed(weight2, turned)
-    run_over("convolution", x, height, width, channels, out_channels, x, u, x2, u2, bias, also, out)
+    u = _transformed(weight, tile, turned)
+    u2 = None if weight2 is None else _transformed(weight2, tile, turned)
+    run_over("convolution", x, tile, height, width, channels, out_channels, x, u, x2, u2, bias, also, out)
     return out
 
 
-def _transformed(weight: Tensor, turned: bool) -> Tensor:
+def _transformed(weight: Tensor, tile: int, turned: bool) -> Tensor:
     """Return kernels in the form in which they are multiplied with transformed tiles."""
     out_channels, in_channels = weight.shape[:2]
-    u = weight.new_empty(SPOTS * (out_channels * in_channels + PADDING))
-    run("convolution_weights", weight.dtype, out_channels, in_channels, int(turned), channels_last(weight), u)
+    u = weight.new_empty(SPOTS[tile] * (out_channels * in_channels + PADDING))
+    run("convolution_weights", weight.dtype, tile, out_channels, in_channels, int(turned), channels_last(weight), u)
     return u
 
 
-def _weight_gradient(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of weight and bias, given the images and the output's gradient."""
+def weight_gradient(x: Tensor, g: Tensor, *, tile: int) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weight and bias, given the images and the output's gradient, both channels last."""
     n, in_channels, height, width = x.shape
     out_channels = g.shape[1]
     shape = (height, width, in_channels, out_channels)
@@ -149,8 +156,8 @@ def _weight_gradient(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         run_over("patches_gradient", g, parts, n, *shape, x, g, sums, parts=parts)
         run("patches_gradient_end", x.dtype, parts, in_channels, out_channels, sums, g_weight, g_bias)
         return g_weight, g_bias
-    sums = x.new_empty(parts, SPOTS * (in_channels * out_channels + PADDING))
+    sums = x.new_empty(parts, SPOTS[tile] * (in_channels * out_channels + PADDING))
     bias_sums = x.new_empty(parts, out_channels)
-    run_over("convolution_gradient", x, parts, n, *shape, x, g, sums, bias_sums, parts=parts)
-    run("convolution_gradient_end", x.dtype, parts, in_channels, out_channels, sums, bias_sums, g_weight, g_bias)
+    run_over("convolution_gradient", x, tile, parts, n, *shape, x, g, sums, bias_sums, parts=parts)
+    run("convolution_gradient_end", x.dtype, tile, parts, in_channels, out_channels, sums, bias_sums, g_weight, g_bias)
     return g_weight, g_bias
