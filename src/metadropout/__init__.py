@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from metadropout.data import ArrayImages, Episode, EpisodeSampler, Splits, open_dataset, split_classes
     from metadropout.learners import MAML, GradientLearner, Learner, MetaSGD, Outcome, TaskGradient
     from metadropout.networks import Conv4, ResNet12
-    from metadropout.noise import NoiseSource, RecordedNoise, SeededNoise
+    from metadropout.noise import CounterNoise, NoiseSource, RecordedNoise, SeededNoise
     from metadropout.perturbations import MetaDropout, NoPerturbation, Perturbation
     from metadropout.registry import register
     from metadropout.training.fit import LoadedRun, evaluate, fit, load_run
@@ -22,6 +22,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "Conv4",
+    "CounterNoise",
     "DataError",
     "Episode",
     "EpisodeSampler",
@@ -54,7 +55,7 @@ _MODULES = {
     "data": ("ArrayImages", "Episode", "EpisodeSampler", "Splits", "open_dataset", "split_classes"),
     "learners": ("MAML", "GradientLearner", "Learner", "MetaSGD", "Outcome", "TaskGradient"),
     "networks": ("Conv4", "ResNet12"),
-    "noise": ("NoiseSource", "RecordedNoise", "SeededNoise"),
+    "noise": ("CounterNoise", "NoiseSource", "RecordedNoise", "SeededNoise"),
     "perturbations": ("MetaDropout", "NoPerturbation", "Perturbation"),
     "registry": ("register",),
     "training.fit": ("LoadedRun", "evaluate", "fit", "load_run"),

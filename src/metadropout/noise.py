@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metadropout.ops.kernels import Draws, values
+
 
 class NoiseStream(Protocol):
     """The draws of one forward pass, in the order in which the layers ask for them."""
@@ -56,6 +58,50 @@ class SeededNoise:
     def fork(self) -> SeededNoise:
         """Return a source that is unrelated to this one; the same one every time."""
         return SeededNoise(*self.seed, FORK)
+
+
+class CounterNoise:
+    """Noise whose every value is a function of a seed, the inner step, the sample, the draw and a place in it.
+
+    Like `SeededNoise`, but with other values: they come from a counter-based generator (Philox), so that the kernels
+    compute them where they are used and nothing is written or read. Values hardly depend on the device, nor on the
+    floating-point type: all have 23 bits of randomness.
+    """
+
+    def __init__(self, *seed: int) -> None:
+        self.seed = seed
+
+    def stream(self, step: int, sample: int) -> CounterStream:
+        """Return the stream of one pass."""
+        return CounterStream(mix_seed(*self.seed, step, sample))
+
+    def fork(self) -> CounterNoise:
+        """Return a source that is unrelated to this one; the same one every time."""
+        return CounterNoise(*self.seed, FORK)
+
+
+class CounterStream:
+    """Draws that are numbered, each with a key of its own."""
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._drawn = 0
+        self._numbers: np.random.Generator | None = None
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Draw standard normal values."""
+        return values(Draws((self.next_key(),), tuple(shape)), like)
+
+    def next_key(self) -> tuple[int, int]:
+        """Return what the next draw is a function of."""
+        self._drawn += 1
+        return self._key, self._drawn
+
+    def numbers(self) -> np.random.Generator:
+        """Return a generator for draws of other kinds."""
+        if self._numbers is None:
+            self._numbers = np.random.default_rng(self._key)
+        return self._numbers
 
 
 class _GeneratorStream:

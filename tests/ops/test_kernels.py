@@ -76,6 +76,33 @@ def test_noisy_product_agrees_with_the_plain_path_up_to_second_derivatives(size:
 
 @needs_kernels
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("noise", ["not computed", "as drawn", "channels last"])
+def test_images_can_be_used_for_several_noise_samples(size: tuple[int, ...], samples: int, noise: str) -> None:
+    f, mean = images(*size), images(*size, seed=1)
+    draws = kernels.Draws(tuple((7, sample) for sample in range(samples)), (samples * size[0], *size[1:]))
+    values = kernels.values(draws, f)
+    e = {"not computed": draws, "as drawn": values.contiguous(), "channels last": values}[noise]
+
+    def product(f: Tensor, mean: Tensor) -> Tensor:
+        return kernels.noisy_product(f, mean, e)
+
+    def elementary(f: Tensor, mean: Tensor) -> Tensor:
+        f, mean = f.repeat(samples, 1, 1, 1), mean.repeat(samples, 1, 1, 1)
+        return f * F.softplus(mean + values)
+
+    assert is_fused(product(f, mean))
+    expected = derivatives(elementary, f, mean)
+    assert_same(derivatives(product, f, mean), expected)
+    (g_f,) = torch.autograd.grad((product(f, mean) ** 2).sum(), f)  # without a graph of its own
+    torch.testing.assert_close(g_f, torch.autograd.grad((elementary(f, mean) ** 2).sum(), f)[0])
+    with kernels.disabled():
+        assert not is_fused(product(f, mean))
+        assert_same(derivatives(product, f, mean), expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_norm_relu_pool_agrees_with_the_plain_path_up_to_second_derivatives(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.noise import NoiseStream
+from metadropout.noise import CounterStream, NoiseStream
+from metadropout.ops.kernels import Draws, values
 from metadropout.ops.memory_format import laid_out_like
 from metadropout.ops.precision import Precision
 
@@ -36,19 +37,20 @@ class Pass:
     notes: dict[str, Any] = field(default_factory=dict)
     """What a perturbation wants to remember from one layer to the next, for instance terms of the loss."""
 
-    def normal(self, like: Tensor, *, as_drawn: bool = False) -> Tensor:
-        """Draw standard normal noise of the shape of `like`, whose batch holds the samples one after the other.
+    def normal(self, like: Tensor) -> Tensor:
+        """Draw standard normal noise of the shape of `like`, whose batch holds the samples one after the other."""
+        noise = self.noise_for_product(like)
+        return laid_out_like(noise if isinstance(noise, Tensor) else values(noise, like), like)
 
-        Args:
-            like: what the noise is for.
-            as_drawn: leave the noise in the memory layout in which it comes, for operations that do not mind.
-        """
+    def noise_for_product(self, like: Tensor) -> Tensor | Draws:
+        """Draw the same as `noisy_product` takes it: in any memory layout, or not computed yet."""
         if not self.streams:
             raise ValueError("there is no noise to draw from: set the perturbation's class attribute random = True")
+        if all(isinstance(stream, CounterStream) for stream in self.streams):
+            return Draws(tuple(stream.next_key() for stream in self.streams), tuple(like.shape))  # type: ignore[attr-defined]
         shape = (like.shape[0] // len(self.streams), *like.shape[1:])
         draws = [stream.normal(shape, like) for stream in self.streams]
-        noise = draws[0] if len(draws) == 1 else torch.cat(draws)
-        return noise if as_drawn else laid_out_like(noise, like)
+        return draws[0] if len(draws) == 1 else torch.cat(draws)
 
     def numbers(self) -> np.random.Generator:
         """Return a generator for choices of the whole pass; only where samples do not share a batch."""

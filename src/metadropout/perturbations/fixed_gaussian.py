@@ -25,7 +25,7 @@ class FixedGaussian(LayerPerturbation):
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         if not this.support:
             return f * F.softplus(f.new_zeros(()))
-        return noisy_product(f, torch.zeros_like(f), this.normal(f, as_drawn=True))
+        return noisy_product(f, torch.zeros_like(f), this.noise_for_product(f))
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
         if not this.support:

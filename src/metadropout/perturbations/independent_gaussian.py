@@ -46,7 +46,7 @@ class IndependentGaussian(LayerPerturbation):
             mean = per_channel(mean, f)
         if not this.support:
             return f * F.softplus(mean)
-        return noisy_product(f, mean + torch.zeros_like(f), this.normal(f, as_drawn=True))
+        return noisy_product(f, mean + torch.zeros_like(f), this.noise_for_product(f))
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
         if not this.support:

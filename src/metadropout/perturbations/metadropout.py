@@ -55,7 +55,7 @@ class MetaDropout(LayerPerturbation):
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         mean = self.twin(name, h, this)
         if self.link == "softplus":
-            return noisy_product(f, mean, this.normal(mean, as_drawn=True) if this.support else None)
+            return noisy_product(f, mean, this.noise_for_product(mean) if this.support else None)
         return f * torch.exp(mean + this.normal(mean) if this.support else mean)
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:

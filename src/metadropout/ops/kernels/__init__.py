@@ -9,7 +9,7 @@ off.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -19,12 +19,24 @@ from torch.nn import functional as F
 
 from metadropout.ops.autograd import apply
 from metadropout.ops.kernels import build, choices
+from metadropout.ops.kernels.calls import run_over
 from metadropout.ops.kernels.choices import choosing, using
 from metadropout.ops.kernels.convolutions import CHANNELS, FEW, Convolution
+from metadropout.ops.kernels.draws import Draws, in_shape, plain_values
 from metadropout.ops.kernels.elementwise import NoisyProduct, NormReluPool
 from metadropout.ops.normalisation import batch_normalise
 
-__all__ = ["available", "choosing", "convolution", "disabled", "noisy_product", "norm_relu_pool", "using"]
+__all__ = [
+    "Draws",
+    "available",
+    "choosing",
+    "convolution",
+    "disabled",
+    "noisy_product",
+    "norm_relu_pool",
+    "using",
+    "values",
+]
 
 SMALLEST = 3
 """Height and width from which a convolution by 2x2 tiles is worth its while."""
@@ -32,19 +44,38 @@ SMALLEST = 3
 _switched_off: ContextVar[bool] = ContextVar("_switched_off", default=False)
 
 
-def noisy_product(f: Tensor, mean: Tensor, noise: Tensor | None = None) -> Tensor:
-    """Return f · softplus(mean + noise), all of one shape; the noise may be left out.
+def noisy_product(f: Tensor, mean: Tensor, noise: Tensor | Draws | None = None) -> Tensor:
+    """Return f · softplus(mean + noise), where the noise may be left out.
 
     Args:
         f: what is multiplied.
         mean: same shape.
-        noise: same shape, a constant.
+        noise: a constant of the same shape; or of that of several samples, one after the other, of which each is used
+            with all of f and mean.
     """
-    same_shape = f.shape == mean.shape and (noise is None or noise.shape == f.shape)
-    constant = noise is None or not noise.requires_grad
-    if same_shape and constant and _fits(f, mean) and (noise is None or (_same_kind(noise, f))):
+    constant = not isinstance(noise, Tensor) or not noise.requires_grad
+    kind = not isinstance(noise, Tensor) or _same_kind(noise, f)
+    if f.shape == mean.shape and constant and kind and _fits(f, mean) and (noise is None or _repeats(f, noise.shape)):
         return apply(NoisyProduct, f, mean, noise)[0]  # type: ignore[no-any-return]
-    return f * F.softplus(mean if noise is None else mean + noise)
+    if noise is None:
+        return f * F.softplus(mean)
+    if isinstance(noise, Draws):
+        noise = values(noise, mean)
+    samples = noise.shape[0] // f.shape[0] if f.dim() else 1
+    if samples > 1:
+        f, mean = (t.repeat(samples, *[1] * (t.dim() - 1)) for t in (f, mean))
+    return f * F.softplus(mean + noise)
+
+
+def values(draws: Draws, like: Tensor) -> Tensor:
+    """Compute noise on the device and in the type of `like`; images are laid out channels last."""
+    if not _can_run(like) or like.dtype not in (torch.float32, torch.float64):
+        return plain_values(draws, like)
+    computed = torch.empty(draws.shape, dtype=like.dtype).flatten()
+    size = computed.numel() // draws.shape[0]
+    for (key, number), part in zip(draws.keys, computed.chunk(len(draws.keys)), strict=True):
+        run_over("normal", part.view(draws.images, size), size, key, number, part)
+    return in_shape(computed, draws.shape)
 
 
 def norm_relu_pool(x: Tensor, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
@@ -104,18 +135,29 @@ def _fits(*tensors: Tensor) -> bool:
     """Say whether the kernels can take these images."""
     first = tensors[0]
     return (
-        first.device.type == "cpu"
-        and first.dtype in (torch.float32, torch.float64)
+        first.dtype in (torch.float32, torch.float64)
         and first.numel() > 0
         and all(_same_kind(t, first) for t in tensors)
-        # Transforms of `torch.func` and tracing need operations that they can see into; before the next line, because
-        # under `vmap` a tensor does not even tell its layout.
+        # Before the next line, because under `vmap` a tensor does not even tell its layout.
+        and _can_run(first)
+        and all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+    )
+
+
+def _can_run(like: Tensor) -> bool:
+    """Say whether there are kernels for a tensor's device, and nothing that needs operations it can see into."""
+    return (
+        like.device.type == "cpu"
         and not torch._C._are_functorch_transforms_active()
         and not torch.compiler.is_compiling()
-        and all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
         and not _switched_off.get()
         and available()
     )
+
+
+def _repeats(f: Tensor, shape: Sequence[int]) -> bool:
+    """Say whether a shape is that of images f, once or over and over."""
+    return tuple(shape[1:]) == f.shape[1:] and shape[0] > 0 and shape[0] % f.shape[0] == 0
 
 
 def _same_kind(tensor: Tensor, like: Tensor) -> bool:

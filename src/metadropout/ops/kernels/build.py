@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("elementwise.cpp", "convolutions.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("elementwise.cpp", "normal.cpp", "convolutions.cpp"))
 COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: NaN has to come through. No OpenMP runtime either, only its `simd` pragmas: PyTorch brings its own.
 FLAGS = ("-std=c++14", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")

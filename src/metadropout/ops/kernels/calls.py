@@ -19,8 +19,9 @@ LARGE = 2**16
 
 
 _SIGNATURES = {  # how many integers, floating-point numbers and tensors each kernel takes, in this order
-    "product_forward": (5, 0, 5),
-    "product_gradient": (3, 0, 6),
+    "normal": (5, 0, 1),
+    "product_forward": (7, 0, 6),
+    "product_gradient": (5, 0, 6),
     "product_second": (3, 0, 8),
     "norm_forward": (8, 1, 7),
     "norm_gradient": (8, 0, 11),

@@ -4,7 +4,7 @@
 // plain sum takes 9 m^2. An output tile of m x m pixels depends on an input tile d of (m + 2) x (m + 2). With constant
 // matrices A, B and G,
 //   out = At [(G w Gt) * (Bt d B)] A,      g_w = Gt [(Bt d B) * (A g At)] G,
-// where * is element by element, so that over many tiles and channels each of the (m + 2)^2 elements, here called spots,
+// where * is element by element, so that over many tiles and channels each of the (m + 2)^2 elements, called spots here,
 // is a matrix product. The gradient of the input is a convolution with the weights turned round. Blocks of tiles are
 // small enough to stay in the cache between the transforms and the products.
 //

@@ -9,9 +9,13 @@
 #include <cstdint>
 #include <cstring>
 
+typedef std::int64_t Int;
+
+// From normal.cpp: the values of places first, ..., last - 1 of a draw.
+template <class T> void normals(Int key, Int draw, Int first, Int last, T* out);
+
 namespace {
 
-typedef std::int64_t Int;
 typedef std::uint8_t Code;
 
 // The rounds of the next loop do not depend on each other.
@@ -80,28 +84,54 @@ template <class T> inline Slope<T> slope(T s) {
 // Noisy product: out = f * s, s = softplus(mean + noise). `size` is the number of values in one image.
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Noise that is not given as values: a key and the number of a draw for each sample.
+struct Draws {
+    const Int* keys;
+    Int images;  // per sample
+};
+
+template <class T> inline void product(Int begin, Int end, const T* f, const T* mean, const T* noise, T* out, T* s) {
+    SIMD
+    for (Int k = begin; k < end; ++k) s[k] = softplus(mean[k] + noise[k]), out[k] = f[k] * s[k];
+}
+
+// Images of the result first, ..., last - 1. Those of f and mean, `images` in number, are used over and over.
 template <class T>
-void product_forward(Int first, Int last, Int pixels, Int channels, bool noise_by_channel, const T* __restrict__ f,
-                     const T* __restrict__ mean, const T* __restrict__ noise, T* __restrict__ out, T* __restrict__ s) {
+void product_forward(Int first, Int last, Int pixels, Int channels, Int images, bool noise_by_channel, Draws draws,
+                     const T* f_all, const T* mean_all, const T* noise_all, T* out_all, T* s_all) {
     const Int size = pixels * channels;
-    for (Int i = first * size; i < last * size; i += size) {
-        if (!noise) {
+    for (Int i = first; i < last; ++i) {
+        const T* __restrict__ f = f_all + i % images * size;
+        const T* __restrict__ mean = mean_all + i % images * size;
+        const T* __restrict__ noise = noise_all + (noise_all ? i * size : 0);
+        T* __restrict__ out = out_all + i * size;
+        T* __restrict__ s = s_all + i * size;
+        if (draws.keys) {
+            const Int* key = draws.keys + i / draws.images * 2;
+            const Int start = i % draws.images * size, piece = 1024;  // places; a piece stays in the cache
+            T values[piece];
+            for (Int at = 0, next; at < size; at = next) {
+                next = (start + at) / piece * piece + piece - start;
+                next = next < size ? next : size;
+                normals(key[0], key[1], start + at, start + next, values);
+                product(0, next - at, f + at, mean + at, values, out + at, s + at);
+            }
+        } else if (!noise_all) {
             SIMD
-            for (Int k = i; k < i + size; ++k) s[k] = softplus(mean[k]), out[k] = f[k] * s[k];
+            for (Int k = 0; k < size; ++k) s[k] = softplus(mean[k]), out[k] = f[k] * s[k];
         } else if (!noise_by_channel) {
-            SIMD
-            for (Int k = i; k < i + size; ++k) s[k] = softplus(mean[k] + noise[k]), out[k] = f[k] * s[k];
+            product(0, size, f, mean, noise, out, s);
         } else {
             // The noise is (channels, pixels). It is turned over into `s` in strips of pixels that stay in the cache.
             const Int strip = 16;
             for (Int p0 = 0; p0 < pixels; p0 += strip) {
                 const Int p1 = p0 + strip < pixels ? p0 + strip : pixels;
                 for (Int c = 0; c < channels; ++c) {
-                    __builtin_prefetch(noise + i + c * pixels + p1 + strip);  // too many rows for the hardware's
-                    for (Int p = p0; p < p1; ++p) s[i + p * channels + c] = noise[i + c * pixels + p];
+                    __builtin_prefetch(noise + c * pixels + p1 + strip);  // too many rows for the hardware's
+                    for (Int p = p0; p < p1; ++p) s[p * channels + c] = noise[c * pixels + p];
                 }
                 SIMD
-                for (Int k = i + p0 * channels; k < i + p1 * channels; ++k) {
+                for (Int k = p0 * channels; k < p1 * channels; ++k) {
                     s[k] = softplus(mean[k] + s[k]);
                     out[k] = f[k] * s[k];
                 }
@@ -111,22 +141,38 @@ void product_forward(Int first, Int last, Int pixels, Int channels, bool noise_b
 }
 
 // g_f = g s;  g_mean = (g f + g_s) sigma, where g_s is what second derivatives say of s. Either result may be left out.
-template <class T, bool WithGs>
-void product_gradient(Int begin, Int end, const T* __restrict__ g, const T* __restrict__ f, const T* __restrict__ s,
+// With Add, both are added to what is there: images of f that were used over and over.
+template <class T, bool WithGs, bool Add>
+void product_gradient(Int size, const T* __restrict__ g, const T* __restrict__ f, const T* __restrict__ s,
                       const T* __restrict__ g_s, T* __restrict__ g_f, T* __restrict__ g_mean) {
+    const auto of_f = [=](Int k) { return Add ? g_f[k] + g[k] * s[k] : g[k] * s[k]; };
+    const auto of_mean = [=](Int k) {
+        const T value = (g[k] * f[k] + (WithGs ? g_s[k] : T(0))) * slope(s[k]).sigma;
+        return Add ? g_mean[k] + value : value;
+    };
     if (!g_mean) {
         SIMD
-        for (Int k = begin; k < end; ++k) g_f[k] = g[k] * s[k];
+        for (Int k = 0; k < size; ++k) g_f[k] = of_f(k);
     } else if (!g_f) {
         SIMD
-        for (Int k = begin; k < end; ++k) g_mean[k] = (g[k] * f[k] + (WithGs ? g_s[k] : T(0))) * slope(s[k]).sigma;
+        for (Int k = 0; k < size; ++k) g_mean[k] = of_mean(k);
     } else {
         SIMD
-        for (Int k = begin; k < end; ++k) {
-            g_f[k] = g[k] * s[k];
-            g_mean[k] = (g[k] * f[k] + (WithGs ? g_s[k] : T(0))) * slope(s[k]).sigma;
-        }
+        for (Int k = 0; k < size; ++k) g_f[k] = of_f(k), g_mean[k] = of_mean(k);
     }
+}
+
+// The same for images of f first, ..., last - 1 of `images`, each used in `samples` images of the result.
+template <class T, bool WithGs>
+void product_gradients(Int first, Int last, Int size, Int images, Int samples, const T* g, const T* f, const T* s,
+                       const T* g_s, T* g_f, T* g_mean) {
+    for (Int i = first; i < last; ++i)
+        for (Int sample = 0; sample < samples; ++sample) {
+            const Int at = i * size, in_g = (sample * images + i) * size;
+            (sample ? product_gradient<T, WithGs, true> : product_gradient<T, WithGs, false>)(
+                size, g + in_g, f + at, s + in_g, WithGs ? g_s + in_g : nullptr, g_f ? g_f + at : nullptr,
+                g_mean ? g_mean + at : nullptr);
+        }
 }
 
 // For cotangents u of g_f and v of g_mean:
@@ -486,7 +532,7 @@ void second(Int first, Int last, const Shape& shape, const T* v_all, const T* g_
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What Python calls, for each type. Pointers that may be null: noise, g_s, g_f, g_mean, u, v, d_f, g_also, u_b.
+// What Python calls, for each type. Pointers that may be null: noise, keys, g_s, g_f, g_mean, u, v, d_f, g_also, u_b.
 // The normalisation's functions have three stages: 1, sums per image, over a range of images; 2, over all images, what
 // follows from the sums; 4, the result, over a range of images. One thread asks for all of them at once (7).
 // ---------------------------------------------------------------------------------------------------------------------
@@ -495,15 +541,16 @@ void second(Int first, Int last, const Shape& shape, const T* v_all, const T* g_
 #define AS_SHAPE (Shape{n, height, width, channels, groups})
 
 #define FOR_TYPE(T, NAME)                                                                                              \
-    extern "C" void product_forward_##NAME(Int first, Int last, Int pixels, Int channels, Int noise_by_channel,        \
-                                           const T* f, const T* mean, const T* noise, T* out, T* s) {                  \
-        product_forward<T>(first, last, pixels, channels, noise_by_channel, f, mean, noise, out, s);                   \
+    extern "C" void product_forward_##NAME(Int first, Int last, Int pixels, Int channels, Int images,                  \
+                                           Int noise_by_channel, Int per_sample, const T* f, const T* mean,            \
+                                           const T* noise, const Int* keys, T* out, T* s) {                            \
+        product_forward<T>(first, last, pixels, channels, images, noise_by_channel, {keys, per_sample}, f, mean,       \
+                           noise, out, s);                                                                             \
     }                                                                                                                  \
-    extern "C" void product_gradient_##NAME(Int first, Int last, Int size, const T* g, const T* f, const T* s,         \
-                                            const T* g_s, T* g_f, T* g_mean) {                                         \
-        for (Int i = first; i < last; ++i)                                                                             \
-            (g_s ? product_gradient<T, true> : product_gradient<T, false>)(i * size, (i + 1) * size, g, f, s, g_s,     \
-                                                                           g_f, g_mean);                               \
+    extern "C" void product_gradient_##NAME(Int first, Int last, Int size, Int images, Int samples, const T* g,        \
+                                            const T* f, const T* s, const T* g_s, T* g_f, T* g_mean) {                 \
+        (g_s ? product_gradients<T, true> : product_gradients<T, false>)(first, last, size, images, samples, g, f, s,  \
+                                                                         g_s, g_f, g_mean);                            \
     }                                                                                                                  \
     extern "C" void product_second_##NAME(Int first, Int last, Int size, const T* g, const T* f, const T* s,           \
                                           const T* u, const T* v, T* d_g, T* d_f, T* d_s) {                            \

@@ -15,20 +15,33 @@ from torch import Tensor
 
 from metadropout.ops.autograd import apply
 from metadropout.ops.kernels.calls import channels_last, like, refuse_third_derivatives, run_over, run_stages
+from metadropout.ops.kernels.draws import Draws
 
 
 class NoisyProduct(torch.autograd.Function):
-    """(f, mean, noise) → f · s and s = softplus(mean + noise); for the noise there is no derivative."""
+    """(f, mean, noise) → f · s and s = softplus(mean + noise); for the noise there is no derivative.
+
+    The noise may have several times as many images as f and mean, which are then used over and over.
+    """
 
     @staticmethod
-    def forward(ctx: Any, f: Tensor, mean: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, f: Tensor, mean: Tensor, noise: Tensor | Draws | None) -> tuple[Tensor, Tensor]:
         """Compute both outputs in one pass."""
         pixels, channels = f.shape[2] * f.shape[3], f.shape[1]
-        by_channel = False  # whether the noise lies as (n, channels, pixels), as drawn, and not as f does
-        if noise is not None and not noise.is_contiguous(memory_format=torch.channels_last):
-            noise, by_channel = noise.contiguous(), True
-        out, s = like(f), like(f)
-        run_over("product_forward", f, pixels, channels, int(by_channel), f, mean, noise, out, s)
+        n = len(f) if noise is None else noise.shape[0]
+        keys, values, by_channel = None, None, False
+        if isinstance(noise, Draws):
+            keys = noise.key_tensor()
+        elif noise is not None:
+            # Whether the noise lies as (n, channels, pixels), as drawn, and not as f does.
+            by_channel = not noise.is_contiguous(memory_format=torch.channels_last)
+            values = noise.contiguous() if by_channel else noise
+        out = torch.empty((n, *f.shape[1:]), dtype=f.dtype, memory_format=torch.channels_last)
+        s = like(out)
+        per_sample = noise.images if isinstance(noise, Draws) else n
+        run_over(
+            "product_forward", out, pixels, channels, len(f), int(by_channel), per_sample, f, mean, values, keys, out, s
+        )
         ctx.save_for_backward(f, s)
         ctx.set_materialize_grads(False)
         return out, s
@@ -37,9 +50,15 @@ class NoisyProduct(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_s: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return g_f and g_mean, which can be differentiated again."""
         f, s = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:2]
         if g is None:
-            g = torch.zeros_like(f)
-        g_f, g_mean = apply(_NoisyProductGradient, g, f, s, g_s, *ctx.needs_input_grad[:2])
+            g = torch.zeros_like(s)
+        samples = len(s) // len(f)
+        if samples == 1 or not torch.is_grad_enabled():
+            g_f, g_mean = apply(_NoisyProductGradient, g, f, s, g_s, *needed)
+        else:  # which is rare: second derivatives of several samples
+            each = apply(_NoisyProductGradient, g, channels_last(f.repeat(samples, 1, 1, 1)), s, g_s, *needed)
+            g_f, g_mean = (None if part is None else part.unflatten(0, (samples, -1)).sum(0) for part in each)
         return g_f, g_mean, None
 
 
@@ -53,8 +72,8 @@ class _NoisyProductGradient(torch.autograd.Function):
         g, g_s = channels_last(g), None if g_s is None else channels_last(g_s)
         g_f, g_mean = like(f) if needs_f else None, like(f) if needs_mean else None
         if needs_f or needs_mean:
-            size = f.numel() // f.shape[0]
-            run_over("product_gradient", f, size, g, f, s, g_s, g_f, g_mean)
+            n, size = len(f), f.numel() // len(f)
+            run_over("product_gradient", f, size, n, len(s) // n, g, f, s, g_s, g_f, g_mean)
         ctx.save_for_backward(g, f, s)
         ctx.set_materialize_grads(False)
         return g_f, g_mean
