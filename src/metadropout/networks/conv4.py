@@ -22,6 +22,9 @@ class Conv4(nn.Module, ChannelsLast):
         channels: width of the network: 64 for Omniglot, 32 for miniImageNet and CIFAR.
     """
 
+    first_layer = "blocks.0.conv"
+    """The layer that images go into, and no other; perturbations need not compute it anew for every noise sample."""
+
     def __init__(self, way: int | None, *, in_channels: int = 1, image_size: int = 28, channels: Channels = 64) -> None:
         super().__init__()
         if image_size < 16:

@@ -34,6 +34,8 @@ class Pass:
     """Whether this is a support pass of an inner step, and not the deterministic pass over query images."""
     precision: Precision = "full"
     """That of convolutions, for layers that a perturbation runs itself."""
+    images: int | None = None
+    """Images per sample, where the samples share those that go into the first layer."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What a perturbation wants to remember from one layer to the next, for instance terms of the loss."""
 
@@ -43,11 +45,15 @@ class Pass:
         return laid_out_like(noise if isinstance(noise, Tensor) else values(noise, like), like)
 
     def noise_for_product(self, like: Tensor) -> Tensor | Draws:
-        """Draw the same as `noisy_product` takes it: in any memory layout, or not computed yet."""
+        """Draw the same as `noisy_product` takes it: in any memory layout, or not computed yet.
+
+        Where `like` holds images that all samples share, the noise is of the shape of all samples.
+        """
         if not self.streams:
             raise ValueError("there is no noise to draw from: set the perturbation's class attribute random = True")
         if all(isinstance(stream, CounterStream) for stream in self.streams):
-            return Draws(tuple(stream.next_key() for stream in self.streams), tuple(like.shape))  # type: ignore[attr-defined]
+            total = len(like) if self.images is None else self.images * len(self.streams)
+            return Draws(tuple(s.next_key() for s in self.streams), (total, *like.shape[1:]))  # type: ignore[attr-defined]
         shape = (like.shape[0] // len(self.streams), *like.shape[1:])
         draws = [stream.normal(shape, like) for stream in self.streams]
         return draws[0] if len(draws) == 1 else torch.cat(draws)
@@ -74,6 +80,8 @@ class Perturbation(nn.Module):
     """Whether support passes draw noise, so that averaging Monte-Carlo samples has a meaning."""
     samples_share_a_batch: ClassVar[bool] = True
     """Whether noise samples may stand in one batch; not where one draw rules a whole pass."""
+    shares_first_layer: ClassVar[bool] = False
+    """Whether `after` may be given the first layer's images once for all samples, to return them once for each."""
     tasks_share_a_batch: ClassVar[bool] = True
     """Whether `torch.vmap` can run several tasks at once; not where other numbers than normal ones are drawn
     (`numbers`), gradients are taken in a pass, or values decide what happens."""

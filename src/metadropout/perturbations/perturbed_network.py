@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation
-from metadropout.noise import NoiseStream
+from metadropout.noise import CounterStream, NoiseStream
 from metadropout.ops.precision import Precision
 from metadropout.perturbations.base import Pass, Perturbation, Weights
 
@@ -138,7 +139,11 @@ class PerturbedNetwork:
         # The samples stand one after the other in one batch, each normalised by its own statistics.
         repeat = max(1, len(streams))
         this = self.support_pass(weights, streams)
-        logits = self.run(weights, x.repeat(repeat, *[1] * (x.dim() - 1)), this, Normalisation(repeat))
+        if self._share_first_layer(streams):
+            this = replace(this, images=len(x))
+        else:
+            x = x.repeat(repeat, *[1] * (x.dim() - 1))
+        logits = self.run(weights, x, this, Normalisation(repeat))
         y = y.repeat(repeat)
         try:
             loss = self.perturbation.label_loss(logits, y, this)
@@ -148,6 +153,16 @@ class PerturbedNetwork:
             raise ValueError(f"a label is {int(y.max())}, but the network has {logits.shape[1]} outputs") from None
         penalty = self.perturbation.penalty(this)
         return loss if penalty is None else loss + penalty
+
+    def _share_first_layer(self, streams: Sequence[NoiseStream]) -> bool:
+        """Say whether the first layer, which does not depend on the noise, can be computed once for all samples."""
+        return (
+            len(streams) > 1
+            and self.perturbation.shares_first_layer
+            and getattr(self.network, "first_layer", None) in self._acts_on
+            # Sums of gradients are rounded in another way; runs that draw from other sources keep to theirs.
+            and all(isinstance(stream, CounterStream) for stream in streams)
+        )
 
     def statistics(self, weights: Mapping[str, Tensor], x: Tensor) -> LayerStatistics:
         """Return each batch normalisation's statistics in a deterministic pass over images."""
