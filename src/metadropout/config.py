@@ -16,7 +16,7 @@ from metadropout.data import DATASETS, ImageShape
 from metadropout.errors import ConfigError, shortened
 from metadropout.learners import LEARNERS, Learner
 from metadropout.networks import NETWORKS
-from metadropout.noise import mix_seed
+from metadropout.noise import NoiseName, mix_seed
 from metadropout.options import (
     Episodes,
     Iterations,
@@ -94,6 +94,10 @@ class TrainingOptions:
         clip: largest absolute value, or norm, of the averaged gradient.
         clip_by: "value" clips the averaged gradient to [-clip, clip], element by element, "norm" scales all of it to
             the norm `clip`, "none" leaves it as it is.
+        noise: how noise is computed: "counter" where it is used, or "generator", by PyTorch's own generators, as in
+            runs of earlier versions.
+        convolutions: by which algorithm convolutions of each shape are computed on the CPU; measured when the run
+            begins, and kept to.
         checkpoint_every: outer steps between checkpoints.
         checkpoint_minutes: a checkpoint is also written after this many minutes.
         log_every: outer steps between lines in metrics.jsonl.
@@ -113,6 +117,8 @@ class TrainingOptions:
     warmup: Annotated[int, Limits(0, 99_999_999)] = 0
     clip: Annotated[float, Limits(0, 1e9, above=True)] = 3.0
     clip_by: Literal["value", "norm", "none"] = "value"
+    noise: NoiseName = "counter"
+    convolutions: dict[str, str] | None = None
     checkpoint_every: Iterations = 500
     checkpoint_minutes: Annotated[float, Limits(0, 1e6, above=True)] = 5.0
     log_every: Iterations = 10
@@ -194,7 +200,8 @@ class Config:
 
     def computed_options(self) -> dict[str, Any]:
         """Return those options that say what a run computes, its number of iterations aside."""
-        others = (*MAY_CHANGE, "training.validate_", "training.validation_")  # validating changes no weights
+        # Validating changes no weights, and how convolutions are computed changes nothing but their rounding.
+        others = (*MAY_CHANGE, "training.validate_", "training.validation_", "training.convolutions")
         return {name: value for name, value in self.options().items() if not name.startswith(others)}
 
 
@@ -241,10 +248,23 @@ def parse_config(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None = N
     )
 
 
-def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Read and check a recipe or a run's `config.yaml`."""
+def load_config(
+    path: Path,
+    overrides: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Config:
+    """Read and check a recipe or a run's `config.yaml`.
+
+    Args:
+        path: the file.
+        overrides: values by dotted name that take precedence.
+        defaults: values by section for options that the file does not have, in place of the usual ones.
+    """
     raw = read_yaml(path)
     try:
+        for section, values in (defaults or {}).items():
+            if isinstance(raw, dict) and isinstance(raw.get(section), dict):
+                raw[section] = {**values, **raw[section]}
         return parse_config(raw, overrides)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None

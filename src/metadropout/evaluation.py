@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from metadropout.data import Episode, EpisodeSampler, Prefetcher, SavedEpisodes
 from metadropout.learners import Learner, accuracy
-from metadropout.noise import SeededNoise
+from metadropout.noise import SOURCES, NoiseName
 from metadropout.training.distributed import ALONE, World
 from metadropout.training.workers import Workers
 
@@ -113,6 +113,7 @@ def evaluate(
     episodes: int,
     mc_samples: int | None,
     seed: int,
+    noise: NoiseName = "counter",
     first: int = 0,
     threads: int = 1,
     world: World = ALONE,
@@ -128,6 +129,7 @@ def evaluate(
         episodes: how many.
         mc_samples: noise samples per inner step.
         seed: seed of the noise.
+        noise: how it is computed; a run's own is in its configuration.
         first: number of the first episode, where those before it have been measured.
         threads: episodes side by side in this process.
         world: the processes among which the episodes are shared out; all return the same.
@@ -138,14 +140,14 @@ def evaluate(
 
     def test(learner: Learner, item: tuple[int, Episode]) -> Tensor:
         number, raw = item
-        episode, noise = raw.to(device), SeededNoise(seed, number)
+        episode = raw.to(device)
         with torch.no_grad():
             classify = learner.adapt(
                 episode.support_x,
                 episode.support_y,
                 inductive=episode.inductive,
                 mc_samples=mc_samples,
-                generator=noise,
+                generator=SOURCES[noise](seed, number),
             )
             return _measure(classify(episode.query_x), episode.query_y)
 

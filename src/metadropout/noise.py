@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -179,6 +179,12 @@ class _RecordedStream:
         if tuple(draw.shape) != tuple(shape):
             raise ValueError(f"noise of shape {tuple(shape)} was asked for, but {tuple(draw.shape)} is recorded")
         return draw.to(like)
+
+
+NoiseName = Literal["counter", "generator"]
+
+SOURCES: dict[NoiseName, Callable[..., NoiseSource]] = {"counter": CounterNoise, "generator": SeededNoise}
+"""How a run computes its noise; each is called with the numbers that make the seed."""
 
 
 def as_noise_source(generator: torch.Generator | NoiseSource | None) -> NoiseSource | None:

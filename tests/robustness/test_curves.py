@@ -248,8 +248,8 @@ def no_record(run: Path) -> None:
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
-    "a negative radius": (Path.exists, ["--norm", "l2", "--epsilon=-1"], "--epsilon is -1; a radius must be"),
-    "a radius that is no number": (Path.exists, ["--norm", "l2", "--epsilon", "nan"], "--epsilon is nan; a radius"),
+    "a negative radius": (Path.exists, ["--norm", "l2", "--epsilon=-1"], "--epsilon is -1; it must be"),
+    "a radius that is no number": (Path.exists, ["--norm", "l2", "--epsilon", "nan"], "--epsilon is nan; it must be"),
     "a radius without norm": (Path.exists, ["--epsilon", "1"], "--epsilon needs --norm l1, l2 or linf"),
     "a radius before its norm": (Path.exists, ["--epsilon", "1", "--norm", "l2"], "--epsilon needs --norm l1, l2 or"),
     "no steps": (Path.exists, ["--steps", "0"], "--steps is 0; it must be from 1 to 100000"),

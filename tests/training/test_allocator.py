@@ -14,7 +14,8 @@ if sys.argv[1] == "keep":
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def count():
-    torch.ones(16_000_000)
+    for _ in range(20):  # until there is a free block whose alignment fits
+        torch.ones(16_000_000)
     before = faults()
     for _ in range(5):
         torch.ones(16_000_000)  # 64 MB, 16,000 pages

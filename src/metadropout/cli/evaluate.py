@@ -19,6 +19,7 @@ from metadropout.evaluation import Evaluation, evaluate
 from metadropout.learners import Learner
 from metadropout.learners.base import TEST_SAMPLES
 from metadropout.noise import mix_seed
+from metadropout.ops import kernels
 from metadropout.options import Episodes, Samples, Seed
 from metadropout.runs.folder import Run, open_run
 from metadropout.runs.results import Measure, TestResult, measured_before, write_result
@@ -163,7 +164,8 @@ def evaluate_run(
         mc_samples=learner.samples_used(mc_samples),
         weights=weights_digest(learner),
     )
-    return _measure(run.folder / measure.file_name(usual), result, learner, source, episodes, config, world)
+    with kernels.using(run.config.training.convolutions or {}):
+        return _measure(run.folder / measure.file_name(usual), result, learner, source, episodes, config, world)
 
 
 def _config_to_test(config: Config, overrides: Mapping[str, Any]) -> Config:
@@ -205,6 +207,7 @@ def _measure(
                 episodes=size,
                 mc_samples=result.asked_samples,
                 seed=mix_seed(result.seed, TESTING),
+                noise=config.training.noise,
                 threads=threads_to_use(config.machine.threads),
                 world=world,
                 on_episode=_times(display.advance, world.size),

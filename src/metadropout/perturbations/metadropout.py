@@ -48,7 +48,8 @@ class MetaDropout(LayerPerturbation):
         if link not in ("softplus", "exp"):
             raise ValueError(f"link is '{link}', but only 'softplus' and 'exp' are known")
         self.link, self.head_noise = link, head_noise
-        self.shares_first_layer = link == "softplus"  # type: ignore[misc]
+        plain = type(self).hidden is MetaDropout.hidden  # subclasses may do more at a layer than the noisy product
+        self.shares_first_layer = plain and link == "softplus"  # type: ignore[misc]
         self.add_twins(network)
         if head_noise:
             self.add_head_twin(network)

@@ -16,7 +16,8 @@ from metadropout.evaluation import Evaluation
 from metadropout.files import write_atomically
 from metadropout.learners import Classifier, Learner, accuracy
 from metadropout.learners.base import TEST_SAMPLES
-from metadropout.noise import SeededNoise, mix_seed
+from metadropout.noise import SOURCES, mix_seed
+from metadropout.ops import kernels
 from metadropout.robustness.attacks import NORMS, Norm, random_movement, strongest_attack
 from metadropout.runs.folder import Run
 from metadropout.training.checkpoints import load_checkpoint, read_checkpoint
@@ -182,6 +183,7 @@ class Target:
         self, run: Run, state: str, splits: Splits, sampler: EpisodeSampler, attack: Attack, folder: Path
     ) -> None:
         self.name, self.sampler, self.attack = run.folder.resolve().name, sampler, attack
+        self.source, self.convolutions = SOURCES[run.config.training.noise], run.config.training.convolutions or {}
         self.device = resolve_device(run.config.machine)
         self.learner: Learner = build_learner(run.config, splits.train.image_shape).to(self.device)
         checkpoint = run.state(state)
@@ -217,20 +219,21 @@ class Target:
         if number < len(self.record.episodes) and not missing:
             return
         episode = self.sampler.raw(0, number).to(self.device)
-        with torch.no_grad():
+        with torch.no_grad(), kernels.using(self.convolutions):
             classify = self.learner.adapt(
                 episode.support_x,
                 episode.support_y,
                 inductive=episode.inductive,
                 mc_samples=self.attack.mc_samples,
-                generator=SeededNoise(mix_seed(self.attack.seed, TESTING), number),
+                generator=self.source(mix_seed(self.attack.seed, TESTING), number),
             )
             clean = float(accuracy(classify(episode.query_x), episode.query_y))
         if number == len(self.record.episodes):
             self.record.episodes.append(EpisodeResult(clean))
         for norm, radii in missing.items():
             jointly = not episode.inductive
-            left = self.attack.on(classify, episode, number, norm, radii, jointly=jointly, on_radius=on_radius)
+            with kernels.using(self.convolutions):
+                left = self.attack.on(classify, episode, number, norm, radii, jointly=jointly, on_radius=on_radius)
             self.record.episodes[number].attacked[norm] = left
             self.record.write(self.path)
 

@@ -44,6 +44,9 @@ CONTENTS = """\
     metadropout evaluate {folder}            # accuracy on unseen classes
 """
 
+BEFORE_THERE_WAS_A_CHOICE = {"training": {"noise": "generator", "convolutions": {}}}
+"""What a run's configuration means that does not say how noise and convolutions are computed."""
+
 HARMLESS = {"README.md", "data.json", "environment.json", ".lock", "checkpoints"}
 """What a start that was killed before its `config.yaml` was there leaves behind."""
 
@@ -175,7 +178,8 @@ def open_run(folder: Path) -> Run:
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder}: is not a run's folder: it has no config.yaml")
     try:
-        return Run(folder, load_config(folder / "config.yaml"))
+        # Runs of versions that had no choice in these go on as they began.
+        return Run(folder, load_config(folder / "config.yaml", defaults=BEFORE_THERE_WAS_A_CHOICE))
     except ConfigError as error:
         raise ConfigError(
             f"{error}; if another version of metadropout wrote this run, use the one that its environment.json names"

@@ -22,7 +22,8 @@ from metadropout.data import Episode, EpisodeSampler, Prefetcher, Splits, open_d
 from metadropout.errors import DataError, TrainingError
 from metadropout.evaluation import evaluate
 from metadropout.learners import Learner
-from metadropout.noise import SeededNoise, mix_seed
+from metadropout.noise import SOURCES, mix_seed
+from metadropout.ops import kernels
 from metadropout.ops.memory_format import ChannelsLast
 from metadropout.runs.folder import (
     Run,
@@ -101,8 +102,10 @@ def train(
         text = world.from_first(lambda: _start_or_resume(folder, config, learner, outer, splits, existing))
         run = Run(folder, parse_config(json.loads(text)))
         config = run.config
+        stack.enter_context(kernels.using(config.training.convolutions or {}))
         watched = sampler(0, 0).query_x.to(device)
-        measure = partial(noise_strengths, learner, watched, SeededNoise(config.seed, WATCHING))
+        source = SOURCES[config.training.noise]
+        measure = partial(noise_strengths, learner, watched, source(config.seed, WATCHING))
         kept = KeptRecords(run, learner, outer.optimizer, watcher, measure, processes=world.size, threads=threads)
         interrupt = stack.enter_context(interruptible())
         stack.enter_context(on_one_thread())
@@ -133,6 +136,7 @@ def _start_or_resume(
     """Make a run's folder, or check that it can be gone on with; return the run's configuration as JSON."""
     if existing == "refuse" or (existing == "resume" and not (folder / "config.yaml").exists()):
         check_free(folder)
+        config = _with_choices(config, learner, splits)
         run = Run(folder, config)
         # First the state, last the configuration, which makes it a run: what is killed in between leaves none.
         path = checkpoint_path(run.checkpoints, 0)
@@ -140,6 +144,8 @@ def _start_or_resume(
         describe_run(run, splits.identity)
     else:
         run = open_run(folder)
+        choices = run.config.training.convolutions  # the machine may be another one, but the run stays the same
+        config = replace(config, training=replace(config.training, convolutions=choices))
         check_same_run(run, config)
         run.latest()
         run.check_data(splits.identity)
@@ -148,6 +154,14 @@ def _start_or_resume(
         if config != run.config:
             write_config(folder, config)
     return json.dumps(config.to_dict())
+
+
+def _with_choices(config: Config, learner: Learner, splits: Splits) -> Config:
+    """Take note of how this machine computes a task's convolutions, so that the run keeps to it."""
+    episode = episode_sampler(config, splits, "train", TRAINING)(0, 0).to(next(learner.parameters()).device)
+    with kernels.choosing() as choices:
+        learner.task_gradients([episode], [SOURCES[config.training.noise](config.seed, TRAINING, 0, 0)])
+    return replace(config, training=replace(config.training, convolutions=dict(choices)))
 
 
 class _Task(NamedTuple):
@@ -226,7 +240,8 @@ class _Loop:
         """Return each task's gradients, buffers, loss and accuracy, one after the other: shape (tasks, width)."""
         device = next(learner.parameters()).device
         episodes = [task.episode.to(device) for task in tasks]
-        noises = [SeededNoise(self.run.config.seed, TRAINING, task.iteration, task.number) for task in tasks]
+        source = SOURCES[self.run.config.training.noise]
+        noises = [source(self.run.config.seed, TRAINING, task.iteration, task.number) for task in tasks]
         rows = []
         for result in learner.task_gradients(episodes, noises):
             values = [*(result.gradients[name] for name in self.trained), *(result.buffers[n] for n in self.buffers)]
@@ -248,6 +263,7 @@ class _Loop:
             episodes=options.validation_episodes,
             mc_samples=options.validation_samples,
             seed=mix_seed(seed, VALIDATION),
+            noise=options.noise,
             threads=self.threads,
             world=self.world,
         )

@@ -88,7 +88,7 @@ def test_mistakes_are_told(runs: Path, tmp_path: Path, capsys: pytest.CaptureFix
     other = train(tmp_path / "data", "maml", "--data.test_classes", "7")
     assert "cannot be compared with" in error(run, "--compare", str(other), "--only", "boundaries")
     shutil.copytree(run, tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
-    assert "there is no checkpoint yet; train the run first" in error(str(tmp_path / "empty"), "--only", "noise")
+    assert "there is no checkpoint: they have been deleted" in error(str(tmp_path / "empty"), "--only", "noise")
     assert not (tmp_path / "out").exists()
 
 
