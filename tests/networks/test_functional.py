@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import nn
-from toys import UsersModel
+from torch import Tensor, nn
+from toys import UsersModel, make_episode
 
 import metadropout as md
 from metadropout.networks import FunctionalNetwork, Normalisation, find_layers
-from metadropout.ops.normalisation import batch_normalise
+from metadropout.ops.normalisation import OffsetNorm, batch_normalise
+from metadropout.perturbations import PERTURBATIONS
 
 
 def test_a_network_as_a_function_gives_the_modules_own_answer(conv4: md.Conv4) -> None:
@@ -90,3 +92,97 @@ def test_conv4_has_the_papers_feature_sizes() -> None:
     assert md.Conv4(way=20, in_channels=1, image_size=28, channels=64).head.in_features == 64
     assert md.Conv4(way=5, in_channels=3, image_size=84, channels=32).head.in_features == 800
     assert md.Conv4(way=5, in_channels=3, image_size=32, channels=32).head.in_features == 128
+
+
+def test_a_network_can_read_the_settings_of_its_convolutions() -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(1, 4, 3, stride=2), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = nn.functional.pad(x, [self.conv.stride[0] - 1] * 4)
+            return self.head(self.conv(x).mean(dim=(2, 3)))
+
+    model, x = Padded(), torch.rand(2, 1, 16, 16)
+    torch.testing.assert_close(FunctionalNetwork(model)(dict(model.named_parameters()), x), model(x))
+
+
+def test_a_hard_sigmoid_can_be_differentiated_twice() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.Hardsigmoid(), nn.Linear(8, 3)).double()
+    x = torch.randn(4, 1, 16, 16, dtype=torch.float64) * 9
+    torch.testing.assert_close(FunctionalNetwork(network)(dict(network.named_parameters()), x), network(x))
+    gradients = md.MAML(network, inner_lr=0.1).task_gradient(make_episode()).gradients
+    assert all(g.any() for g in gradients.values())
+
+
+class Keywords(nn.Module):
+    """Calls its layers by keyword, or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.offset = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), OffsetNorm(4)
+        self.hidden, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.by_keyword = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.conv, self.norm, self.offset):
+            x = layer(input=x) if self.by_keyword else layer(x)
+        x = x.tanh().mean(dim=(2, 3))
+        for layer in (self.hidden, self.head):
+            x = layer(input=x) if self.by_keyword else layer(x)
+        return x
+
+
+@pytest.mark.parametrize("name", ["none", "metadropout", "mixup"])
+def test_layers_may_be_called_by_keyword(name: str) -> None:
+    torch.manual_seed(0)
+    model, losses = Keywords().double(), []
+    perturbation = PERTURBATIONS[name](model).double()
+    for by_keyword in (False, True):
+        model.by_keyword = by_keyword
+        losses.append(md.MAML(model, perturbation).loss(make_episode(), generator=md.SeededNoise(0)))
+    assert torch.equal(*losses)
+
+
+def test_a_hook_replaces_the_first_argument_of_a_module_and_keeps_the_others() -> None:
+    class Block(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, *, z: Tensor) -> Tensor:
+            return x.flatten(1) + y + z
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(x, torch.ones(4), z=torch.ones(4))
+
+    function, x = FunctionalNetwork(Model(), inputs=["block"]), torch.rand(2, 1, 2, 2)
+    got = function({}, x, on_input=lambda name, h: 10 * h)
+    assert torch.equal(got, 10 * x.flatten(1) + 2)
+
+
+def test_images_of_another_type_than_the_weights_are_refused_with_the_conversion() -> None:
+    model = UsersModel()
+    learner, x, y = md.MAML(model), torch.randint(256, (6, 1, 16, 16), dtype=torch.uint8), torch.arange(6) % 3
+    with pytest.raises(
+        TypeError, match=r"UsersModel failed on images of type torch.uint8.* x.to\(torch.float32\) / 255"
+    ):
+        learner.adapt(x, y)
+    with pytest.raises(TypeError, match=r"images of type torch.float64.*: x.to\(torch.float32\)$"):
+        learner.adapt(x.double(), y)
+    with pytest.raises(TypeError, match=r"images of type torch.uint8"):
+        learner.adapt(x.float() / 255, y)(x)
+
+
+def test_a_network_that_takes_bytes_gets_them_as_they_are() -> None:
+    class Scaled(UsersModel):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float() / 255)
+
+    model, plain = Scaled(), UsersModel()
+    plain.load_state_dict(model.state_dict())
+    x, y = torch.randint(256, (6, 1, 16, 16), dtype=torch.uint8), torch.arange(6) % 3
+    got, expected = md.MAML(model).adapt(x, y)(x), md.MAML(plain).adapt(x / 255, y)(x / 255)
+    torch.testing.assert_close(got, expected)

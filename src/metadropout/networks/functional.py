@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
 from metadropout.networks.initial import CONVOLUTIONS
-from metadropout.networks.layers import apply_layer
+from metadropout.networks.layers import apply_layer, find_weighted
+from metadropout.ops.attention import twice_differentiable_attention
 from metadropout.ops.kernels import norm_relu_pool
 from metadropout.ops.normalisation import (
     OffsetNorm,
@@ -71,6 +73,7 @@ class FunctionalNetwork:
     It runs on a private copy of the network's structure that holds no weights of its own. In the copy, batch
     normalisations use the statistics of the batch (running averages are neither used nor changed) and other
     layers are in evaluation mode: `nn.Dropout` does nothing, because randomness has to come from a perturbation.
+    Attention is computed in the way that has second derivatives.
     One pass at a time: threads need a learner each (`copy.deepcopy` gives one).
     Where normalisation, ReLU and 2x2 pooling follow each other in an `nn.Sequential`, one module does the work of all.
 
@@ -93,6 +96,7 @@ class FunctionalNetwork:
         lazy = [name for name, p in network.named_parameters() if isinstance(p, UninitializedParameter)]
         if lazy:
             raise ValueError(f"'{lazy[0]}' has no shape yet: run one batch of images through the network first")
+        find_weighted(network)  # refuses what cannot be copied
         self._network, self._precision, self._norm_second_order = network, precision, norm_second_order
         self._current = _Call()
         self._structure = self._copy_of(network)
@@ -101,9 +105,9 @@ class FunctionalNetwork:
         everything = network.named_parameters(remove_duplicate=False)
         self._aliases = {alias: first_names[id(p)] for alias, p in everything}
         for name in outputs:
-            self._structure.get_submodule(name).register_forward_hook(_OutputReport(self, name))
+            self._structure.get_submodule(name).register_forward_hook(_OutputReport(self, name), with_kwargs=True)
         for name in inputs:
-            self._structure.get_submodule(name).register_forward_pre_hook(_InputReport(self, name))
+            self._structure.get_submodule(name).register_forward_pre_hook(_InputReport(self, name), with_kwargs=True)
         _fuse(self._structure)
 
     def __call__(
@@ -128,7 +132,17 @@ class FunctionalNetwork:
             tensors = {alias: weights[name] for alias, name in self._aliases.items()}
             for name, buffer in self._network.named_buffers(remove_duplicate=False):
                 tensors[name] = weights.get(name, buffer)
-            logits = functional_call(self._structure, tensors, (x,))
+            with twice_differentiable_attention:
+                logits = functional_call(self._structure, tensors, (x,))
+        except RuntimeError as error:
+            types = [weight.dtype for weight in weights.values() if weight.is_floating_point()]
+            if x.dtype in types or not types:
+                raise
+            conversion = f"x.to({types[0]})" + ("" if x.is_floating_point() else " / 255, if they are bytes")
+            raise TypeError(
+                f"{type(self._network).__name__} failed on images of type {x.dtype}, which is not that of its weights; "
+                f"convert the images first: {conversion}"
+            ) from error
         finally:
             self._current = _Call()  # keeps no graph alive
         if not isinstance(logits, Tensor) or logits.dim() != 2:
@@ -138,6 +152,9 @@ class FunctionalNetwork:
 
     def _copy_of(self, network: nn.Module) -> nn.Module:
         structure = copy.deepcopy(network).to("meta").eval()
+        for module in structure.modules():
+            if type(module) in CONVOLUTIONS:
+                module._conv_forward = _Convolve(copy.copy(module), self._precision)  # type: ignore[assignment]
         replaced: dict[int, nn.Module] = {}
         for name, module in list(structure.named_modules(remove_duplicate=False)):
             if isinstance(module, BATCH_NORMS):
@@ -147,8 +164,8 @@ class FunctionalNetwork:
                         "use a plain BatchNorm layer and a module of its own for the rest"
                     )
                 new: nn.Module = _BatchStatisticsNorm(name, module, self)
-            elif type(module) in CONVOLUTIONS:
-                new = _Convolution(module, self._precision)
+            elif type(module) is nn.Hardsigmoid:
+                new = _Hardsigmoid()
             else:
                 continue
             parent, _, child = name.rpartition(".")
@@ -163,9 +180,9 @@ class _OutputReport:
     owner: FunctionalNetwork
     name: str
 
-    def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         hook = self.owner._current.on_output
-        return output if hook is None else hook(self.name, inputs[0], output)
+        return output if hook is None else hook(self.name, [*args, *kwargs.values()][0], output)
 
 
 @dataclass(frozen=True)
@@ -175,25 +192,34 @@ class _InputReport:
     owner: FunctionalNetwork
     name: str
 
-    def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    def __call__(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hook = self.owner._current.on_input
-        return inputs[0] if hook is None else hook(self.name, inputs[0])
+        if hook is None:
+            return args, kwargs
+        if args:
+            return (hook(self.name, args[0]), *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: hook(self.name, kwargs[first])}
 
 
-class _Convolution(nn.Module):
-    """Stands in the copy for a convolution, under the same parameter names."""
+@dataclass(frozen=True)
+class _Convolve:
+    """Does in the copy the arithmetic of a convolution, which otherwise stays as it is: models read its stride, say."""
 
-    weight: Tensor
-    bias: Tensor | None
+    layer: nn.Module
+    precision: Precision
 
-    def __init__(self, original: nn.Module, precision: Precision) -> None:
-        super().__init__()
-        self._layer, self._precision = [original], precision  # in a list, so that its parameters are not found twice
-        self.register_parameter("weight", original.weight)  # type: ignore[arg-type]
-        self.register_parameter("bias", original.bias)  # type: ignore[arg-type]
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return apply_layer(self.layer, x, weight, bias, self.precision)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return apply_layer(self._layer[0], x, self.weight, self.bias, self._precision)
+
+class _Hardsigmoid(nn.Module):
+    """Stands in the copy for `nn.Hardsigmoid`, which PyTorch cannot differentiate twice."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu6(input + 3) / 6
 
 
 class _BatchStatisticsNorm(nn.Module):
@@ -209,10 +235,10 @@ class _BatchStatisticsNorm(nn.Module):
         self.register_parameter("bias", original.bias)  # type: ignore[arg-type]
         self._owner = [owner]  # in a list, so that nothing takes it for a part of this module
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if not self._owner[0]._norm_second_order:
-            x = constant_gradient(x)
-        return self._normalise(x, self._owner[0]._current.normalisation)
+            input = constant_gradient(input)
+        return self._normalise(input, self._owner[0]._current.normalisation)
 
     def _normalise(self, x: Tensor, how: Normalisation) -> Tensor:
         if how.given is not None:

@@ -25,8 +25,8 @@ class OffsetNorm(nn.Module):
         self.register_parameter("weight", None)
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return batch_normalise(x, None, self.bias, self.eps)
+    def forward(self, input: Tensor) -> Tensor:  # named as PyTorch's layers name it
+        return batch_normalise(input, None, self.bias, self.eps)
 
 
 def batch_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
