@@ -88,6 +88,16 @@ def test_resnet12_perturbs_its_3x3_convolutions_and_not_its_shortcuts() -> None:
     assert model(torch.rand(2, 3, 84, 84)).shape == (2, 5)
 
 
+@pytest.mark.parametrize("kind", [md.Conv4, md.ResNet12])
+def test_a_network_that_gives_features_has_no_head_unless_one_is_named(kind: type[nn.Module]) -> None:
+    network = kind(None, in_channels=1, image_size=16)
+    with pytest.raises(ValueError, match=r"has no layer that is known to be its head; name it: head="):
+        find_layers(network)
+    layers = find_layers(network, head="head")
+    assert all(isinstance(network.get_submodule(name), nn.Conv2d) for name in layers.hidden)
+    assert (layers.head, layers.head_named) == ("head", True)
+
+
 def test_conv4_has_the_papers_feature_sizes() -> None:
     assert md.Conv4(way=20, in_channels=1, image_size=28, channels=64).head.in_features == 64
     assert md.Conv4(way=5, in_channels=3, image_size=84, channels=32).head.in_features == 800

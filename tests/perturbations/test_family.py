@@ -12,12 +12,13 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor, distributions, nn
 from torch.nn import functional as F
-from toys import make_episode
+from toys import make_episode, randomise
 from toys import make_perturbation as make
 
 import metadropout as md
 from metadropout.learners import GradientLearner
-from metadropout.networks.layers import module_key
+from metadropout.networks import find_layers
+from metadropout.networks.layers import apply_layer, module_key
 from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation
 from metadropout.robustness.attacks import projected_gradient_descent
 
@@ -710,14 +711,147 @@ def test_a_linear_layers_channels_are_its_features_also_on_tokens() -> None:
     assert vib.penalty(this).item() == pytest.approx(kl.sum(dim=-1).mean().item(), rel=1e-10)
 
 
-@pytest.mark.parametrize("name", ["metadropout", "independent-gaussian"])
-def test_a_layer_whose_weight_is_computed_from_others_is_refused_by_name(name: str) -> None:
+def test_a_layer_whose_weight_is_computed_from_others_can_have_no_twin() -> None:
     network = convolutions(nn.ReLU())
     nn.utils.parametrizations.weight_norm(network[2])
     with pytest.raises(ValueError, match=r"the weight of '2' is computed from others .* layers="):
-        make(name, network)
-    learner = md.MAML(network, make(name, network, layers=["0"]))
+        make("metadropout", network)
+    for perturbation in (make("metadropout", network, layers=["0"]), make("independent-gaussian", network)):
+        learner = md.MAML(network, perturbation)
+        assert learner.loss(make_episode(), generator=md.SeededNoise(0)).isfinite()
+
+
+def test_the_old_weight_norm_is_refused_with_the_newer_one_named() -> None:
+    network = convolutions(nn.ReLU())
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        nn.utils.weight_norm(network[2])
+    with pytest.raises(ValueError, match=r"the weight of '2' is no parameter but set by a hook.*parametrizations"):
+        make("metadropout", network)
+    with pytest.raises(ValueError, match=r"the weight of '2' is no parameter but set by a hook.*parametrizations"):
+        md.MAML(network)
+
+
+class CosineHead(nn.Module):
+    """Logits are cosines between features and class vectors."""
+
+    def __init__(self, features: int, way: int) -> None:
+        super().__init__()
+        self.in_features, self.vectors = features, nn.Parameter(torch.randn(way, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 5 * F.linear(F.normalize(x, dim=-1), F.normalize(self.vectors, dim=-1))
+
+
+def with_head(*head: nn.Module) -> nn.Sequential:
+    """A network whose two convolutions give 4 features, and its head."""
+    first, second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(1), *head).double()
+
+
+HEADS: dict[str, Callable[[], list[nn.Module]]] = {
+    "1x1 convolution": lambda: [nn.Conv2d(4, 3, 1), nn.Flatten()],
+    "convolution, then pooling": lambda: [
+        nn.Upsample(size=(2, 2)),
+        nn.Conv2d(4, 3, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ],
+    "cosines": lambda: [nn.Flatten(), CosineHead(4, 3)],
+}
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("none", "combined")])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_need_not_be_a_linear_layer(head: str, name: str) -> None:
+    torch.manual_seed(0)
+    network = with_head(*HEADS[head]())
+    randomise(network, scale=0.1)
+    learner = md.MAML(network, make(name, network), inner_lr=0.05, steps=2)
+    found = find_layers(network)
+    assert found.hidden == ("0", "2")
+    assert found.head == ("5" if head == "1x1 convolution" else "6")
+    result = learner.task_gradient(make_episode(), generator=md.SeededNoise(0))
+    assert all(g.isfinite().all() for g in result.gradients.values())
+    heads = [n for n in result.gradients if n.startswith(("perturbation.generators.5", "perturbation.generators.6"))]
+    assert all(result.gradients[n].abs().max() > 0 for n in heads)
+    assert bool(heads) is (name in ("metadropout", "additive", "learned-variance"))
+
+
+def test_only_noise_on_the_logits_needs_to_know_how_many_features_the_head_gets() -> None:
+    network = with_head(nn.Flatten(), CosineHead(4, 3))
+    del network[-1].in_features
+    with pytest.raises(ValueError, match=r"'6' gets, but a CosineHead does not say how many: give it an attribute"):
+        make("metadropout", network)
+    learner = md.MAML(network, make("metadropout", network, head_noise=False))
     assert learner.loss(make_episode(), generator=md.SeededNoise(0)).isfinite()
+
+
+def test_noise_on_a_convolutions_logits_has_one_sigma_for_all_classes() -> None:
+    network = with_head(nn.Conv2d(4, 3, 1), nn.Flatten())
+    noise = make("metadropout", network)
+    h, e = torch.rand(5, 4, 1, 1, dtype=torch.float64), torch.randn(5, 3, 1, 1, dtype=torch.float64)
+    logits = network[5](h)
+    this = support_pass(noise, [md.RecordedNoise([e], per_pass=1).stream(0, 0)])
+    sigma = (noise.after("5", h, logits, this) - logits) / e
+    weight, bias = noise.generators["5"].weight, noise.generators["5"].bias
+    torch.testing.assert_close(sigma, F.softplus(F.conv2d(h, weight, bias)).expand(5, 3, 1, 1))
+
+
+def test_for_another_number_of_classes_a_convolutions_rows_change_and_an_unknown_heads_do_not() -> None:
+    network = with_head(nn.Conv2d(4, 3, 1), nn.Flatten())
+    learner = md.MAML(network, make("metadropout", network)).for_way(5)
+    rows = learner.network[5].weight
+    torch.testing.assert_close(rows, network[5].weight.mean(dim=0, keepdim=True).expand(5, 4, 1, 1))
+    assert learner.loss(make_episode(way=5), generator=md.SeededNoise(0)).isfinite()
+    other = md.MAML(with_head(nn.Flatten(), CosineHead(4, 3)))
+    assert other.for_way(5) is other
+
+
+def test_a_hidden_layer_is_not_taken_for_the_head_in_silence() -> None:
+    network = with_head(nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), CosineHead(8, 3))
+    episode, noise = make_episode(), md.SeededNoise(0)
+    with pytest.raises(ValueError, match=r"'6' is taken for the head, but it does not give as many values as there"):
+        md.MAML(network, make("deterministic", network)).loss(episode, generator=noise)
+    for options in ({"head": "8"}, {"layers": ["0", "2", "6"]}):
+        perturbation = make("deterministic", network, **options)
+        assert list(perturbation.generators) == ["0", "2", "6"]
+        assert md.MAML(network, perturbation).loss(episode, generator=noise).isfinite()
+
+
+class FunctionalHead(nn.Module):
+    """Uses the weights of its last layer without running it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.last = nn.Linear(256, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.features(x.flatten(1))), self.last.weight)
+
+
+def test_a_head_has_to_run_as_a_module_where_its_logits_get_noise() -> None:
+    network, episode, noise = FunctionalHead().double(), make_episode(), md.SeededNoise(0)
+    for options in ({}, {"head": "last"}, {"layers": ["features"]}):
+        with pytest.raises(ValueError, match=r"'last' is taken for the head, but it did not run as a module"):
+            md.MAML(network, make("metadropout", network, **options)).loss(episode, generator=noise)
+    for options in ({"head": "last"}, {"layers": ["features"]}):
+        perturbation = make("metadropout", network, head_noise=False, **options)
+        assert md.MAML(network, perturbation).loss(episode, generator=noise).isfinite()
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_WEIGHTS if name not in ("weight-gaussian", "combined")])
+def test_transposed_convolutions_are_perturbed_as_others(name: str) -> None:
+    torch.manual_seed(0)
+    up = nn.ConvTranspose2d(2, 4, 3, stride=2, padding=1, output_padding=1, groups=2)
+    end = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
+    network = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.ReLU(), up, *end).double()
+    learner = md.MAML(network, make(name, network), inner_lr=0.05, steps=2)
+    gradients = learner.task_gradient(make_episode(), generator=md.SeededNoise(0)).gradients
+    own = {n: g for n, g in gradients.items() if n.startswith(("perturbation.generators.2", "perturbation.means.2"))}
+    assert own
+    assert all(g.abs().max() > 0 for g in own.values())
+    h = torch.rand(2, 2, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(apply_layer(up, h, up.weight, up.bias), up(h))
 
 
 # --- combinations, and perturbations of one's own --------------------------------------------------------------------

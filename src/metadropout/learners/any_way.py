@@ -10,8 +10,10 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
+from metadropout.networks.initial import CONVOLUTIONS
 from metadropout.networks.layers import module_key
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ def with_head_rows(learner: GradientLearner, change: Callable[[Tensor], Tensor])
 def with_way(learner: GradientLearner, way: int) -> GradientLearner:
     """Return a learner for tasks with that many classes: itself where its head has as many rows."""
     try:
-        head = learner.layers().head
+        head = learner.network.get_submodule(learner.layers().head)
     except ValueError:  # a network without a head that is known as such: it serves the tasks it was made for
         return learner
-    if len(learner.network.get_parameter(f"{head}.weight")) == way:
+    # So does one whose head is a module of the user's, of which nobody knows where the rows are.
+    if not isinstance(head, (*CONVOLUTIONS, nn.Linear)) or is_parametrized(head) or len(head.weight) == way:
         return learner
     return with_head_rows(learner, lambda rows: rows.mean(dim=0, keepdim=True).repeat(way, *[1] * (rows.dim() - 1)))

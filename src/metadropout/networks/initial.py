@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import nn
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def initialise(layer: nn.Module, std: float = 0.02) -> None:
     """Set a layer's weight to noise of a standard deviation (convolutions cut at two of them), its bias to zero."""
-    if isinstance(layer, CONVOLUTIONS):
+    if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)):
         nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
     elif isinstance(layer, nn.Linear):
         nn.init.normal_(layer.weight, std=std)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from metadropout.networks.initial import CONVOLUTIONS
+from metadropout.networks.initial import CONVOLUTIONS, TRANSPOSED
 from metadropout.ops.kernels import convolution
 from metadropout.ops.precision import Precision, in_bf16
 
@@ -20,37 +22,54 @@ class PerturbableLayers:
     hidden: tuple[str, ...]
     """Convolutions and hidden linear layers, in the order of the network's modules."""
     head: str
-    """The last linear layer, which gives the logits."""
+    """The module that gives the logits."""
+    hidden_named: bool = False
+    """Whether the hidden layers are the ones that the user or the network named, and not just all there are."""
+    head_named: bool = False
+    """Whether the user named the head."""
 
 
 def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: str | None = None) -> PerturbableLayers:
     """Find a network's convolutions, hidden linear layers and head, or check the ones that are named.
 
     A network can name its own by an attribute `perturbable` (hidden layers only). Without names, every
-    convolution and linear layer counts, and the last linear layer is the head.
+    convolution and linear layer counts, and the last linear layer is the head, or where there is none the last module
+    with parameters.
 
     Args:
         network: any module.
         hidden: names of the hidden layers, as in `network.named_modules()`.
-        head: name of the linear layer that gives the logits.
+        head: name of the module that gives the logits.
     """
     known = find_weighted(network)
-    linear = [name for name, m in known.items() if isinstance(m, nn.Linear)]
-    if head is None:
-        if not linear:
-            raise ValueError(f"{type(network).__name__} has no nn.Linear layer, which its head has to be")
-        head = linear[-1]
-    elif head not in linear:
-        raise ValueError(f"the head '{head}' is not a linear layer of {type(network).__name__}; it has {linear}")
-    if hidden is None:
-        hidden = getattr(network, "perturbable", [name for name in known if name != head])
-    for name in hidden:
-        if name not in known or name == head:
+    named = getattr(network, "perturbable", None) if hidden is None else hidden
+    chosen = _guess_head(network, known, named or ()) if head is None else head
+    if not chosen or chosen not in dict(network.named_modules()):
+        raise ValueError(f"the head '{chosen}' is not a module of {type(network).__name__}; it has {list(known)}")
+    others = [name for name in known if name != chosen and not name.startswith(f"{chosen}.")]
+    for name in named or ():
+        if name not in others:
             raise ValueError(
-                f"'{name}' is not a convolution or hidden linear layer of {type(network).__name__}; "
-                f"it has {[n for n in known if n != head]}"
+                f"'{name}' is not a convolution or hidden linear layer of {type(network).__name__}; it has {others}"
             )
-    return PerturbableLayers(tuple(hidden), head)
+    return PerturbableLayers(
+        tuple(others if named is None else named), chosen, hidden_named=named is not None, head_named=head is not None
+    )
+
+
+def _guess_head(network: nn.Module, known: Mapping[str, nn.Module], hidden: Sequence[str]) -> str:
+    """Guess which module gives the logits, other than the hidden ones."""
+    linear = [name for name, layer in known.items() if isinstance(layer, nn.Linear) and name not in hidden]
+    if linear:
+        return linear[-1]
+    owners: list[str] = [name for name, m in network.named_modules() if name and [*m.parameters(recurse=False)]]
+    for owner in owners[-1:]:
+        # A convolution, or a module with a matrix of its own, as cosine classifiers are. A network whose last
+        # parameters are those of a normalisation gives features rather than logits.
+        name = owner.partition(".parametrizations.")[0]
+        if name not in hidden and any(p.dim() > 1 for p in network.get_submodule(name).parameters()):
+            return name
+    raise ValueError(f"{type(network).__name__} has no layer that is known to be its head; name it: head=...")
 
 
 def own_weight(network: nn.Module, name: str) -> Tensor:
@@ -64,9 +83,29 @@ def own_weight(network: nn.Module, name: str) -> Tensor:
     return layer.get_parameter("weight")
 
 
+def parameter_of(network: nn.Module, name: str) -> nn.Parameter:
+    """Return a parameter of a module, or of the network where the module has none, to make others like it."""
+    return next(chain(network.get_submodule(name).parameters(), network.parameters()))
+
+
 def find_weighted(network: nn.Module) -> dict[str, nn.Module]:
-    """Find all convolutions and linear layers of a network by name."""
-    return {name: m for name, m in network.named_modules() if isinstance(m, (*CONVOLUTIONS, nn.Linear))}
+    """Find all convolutions, transposed ones among them, and linear layers of a network by name."""
+    kinds = (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)
+    found: dict[str, nn.Module] = {
+        name: module for name, module in network.named_modules() if isinstance(module, kinds)
+    }
+    for name, module in found.items():
+        if "weight" not in module._parameters and not parametrize.is_parametrized(module):
+            raise ValueError(
+                f"the weight of '{name}' is no parameter but set by a hook, as torch.nn.utils.weight_norm does; "
+                "use its newer form: torch.nn.utils.parametrizations.weight_norm"
+            )
+    return found
+
+
+def channels_of(layer: nn.Module) -> int:
+    """Return how many channels a convolution gives, or features a linear layer."""
+    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)  # type: ignore[arg-type]
 
 
 def find_activations(network: nn.Module) -> tuple[str, ...]:
@@ -79,7 +118,11 @@ def apply_layer(
 ) -> Tensor:
     """Apply a convolution or linear layer with other weights than its own; the precision is that of convolutions."""
     if isinstance(layer, nn.Linear):
-        return nn.functional.linear(x, weight, bias)
+        return F.linear(x, weight, bias)
+    if isinstance(layer, TRANSPOSED):
+        convolve_transposed = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[weight.dim() - 3]
+        where = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+        return convolve_transposed(x, weight, bias, *where)  # type: ignore[arg-type]
     if not isinstance(layer, CONVOLUTIONS):
         raise TypeError(f"a {type(layer).__name__} cannot be applied with other weights")
     # The one function that knows the layer's stride, padding mode and groups but takes any weights.

@@ -23,10 +23,11 @@ class Additive(LayerPerturbation):
         network: any module.
         noise_scale: how far the noise may spread; the paper's λ.
         layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
-        head: name of the linear layer that gives the logits; by default the last one.
+        head: name of the module that gives the logits; by default the last linear layer, if there is one.
     """
 
     random: ClassVar[bool] = True
+    head_noise = True
     support_only: ClassVar[bool] = True
     needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
 
@@ -49,6 +50,4 @@ class Additive(LayerPerturbation):
         return f + self.noise_scale * F.softplus(self.twin(name, h, this)) * this.normal(f)
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        if not this.support:
-            return logits
         return logits + self.noise_scale * self.head_sigma(h, this) * this.normal(logits)

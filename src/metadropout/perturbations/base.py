@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,6 +17,8 @@ from metadropout.noise import CounterStream, NoiseStream
 from metadropout.ops.kernels import Draws, values
 from metadropout.ops.memory_format import laid_out_like
 from metadropout.ops.precision import Precision
+
+_log = logging.getLogger(__name__)
 
 Weights = dict[str, Tensor]
 
@@ -67,11 +71,11 @@ class Pass:
 class Perturbation(nn.Module):
     """Acts on a network in the support passes of the inner loop; the network does not know of it.
 
-    The methods below are called in this order: `change_images` once per inner step, then in each pass
-    `change_weights`, `before` and `after` at each listed layer, and `label_loss` and `penalty` at the end. By default
-    they change nothing. A subclass overrides what it needs, has its own meta-learned parameters, if any, and says by
-    its class attributes how learners must treat it. The keyword-only arguments of its constructor are its options on
-    the command line.
+    The methods below are called in this order: `check_calls` once, `change_images` once per inner step, then in each
+    pass `change_weights`, `before` and `after` at each listed layer, and `label_loss` and `penalty` at the end. By
+    default they change nothing. A subclass overrides what it needs, has its own meta-learned parameters, if any, and
+    says by its class attributes how learners must treat it. The keyword-only arguments of its constructor are its
+    options on the command line.
     """
 
     changes: ClassVar[Target] = "nothing"
@@ -112,12 +116,13 @@ class Perturbation(nn.Module):
         """Names of its own parameters that the inner steps change."""
         return [name for name, _ in self.named_parameters()] if self.adapts else []
 
-    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str]) -> None:
-        """Refuse a network whose layers do not run as expected.
+    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str], as_wide: Collection[str]) -> None:
+        """Refuse a network whose layers do not run as expected; called before the first pass that is perturbed.
 
         Args:
             outputs: the layers of `sites` in the order in which they ran.
             inputs: those of `input_sites`.
+            as_wide: those of `outputs` that gave as many values, or channels, as the network gives logits.
 
         Raises:
             ValueError: with the layer's name and what to do.
@@ -126,6 +131,14 @@ class Perturbation(nn.Module):
             raise ValueError(
                 f"'{missing[0]}' did not run as a module in a forward pass, so {type(self).__name__} cannot act on it; "
                 "name the layers to act on: layers=[...]"
+            )
+
+    def leave_alone(self, names: Sequence[str]) -> None:
+        """Take note, once in a process, that layers which nobody named are not acted on, because they did not run."""
+        if names:
+            _warn_once(
+                f"{type(self).__name__} leaves {', '.join(names)} alone: found by type, but not run as a module "
+                "(nn.MultiheadAttention, for one, uses the weights of its out_proj directly)"
             )
 
     def change_images(self, x: Tensor, y: Tensor, classify: Callable[[Tensor], Tensor]) -> Tensor:
@@ -164,3 +177,8 @@ class Perturbation(nn.Module):
     def penalty(self, this: Pass) -> Tensor | None:
         """Return a term that is added to the loss of a support pass, None for none."""
         return None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)

@@ -25,7 +25,7 @@ class InformationBottleneck(LayerPerturbation):
         network: any module.
         kl_weight: weight of the KL term; the paper tries 1e-5, 1e-4 and 1e-3.
         layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
-        head: name of the linear layer that gives the logits; by default the last one.
+        head: name of the module that gives the logits; by default the last linear layer, if there is one.
     """
 
     random: ClassVar[bool] = True

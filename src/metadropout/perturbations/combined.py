@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,11 +60,11 @@ class Combined(Perturbation):
     def adapted_names(self) -> list[str]:
         return [f"parts.{i}.{name}" for i, part in enumerate(self.parts) for name in part.adapted_names]  # type: ignore[union-attr]
 
-    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str]) -> None:
+    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str], as_wide: Collection[str]) -> None:
         for part in self.parts:
             assert isinstance(part, Perturbation)
             sites, input_sites = part.sites, part.input_sites
-            part.check_calls([n for n in outputs if n in sites], [n for n in inputs if n in input_sites])
+            part.check_calls([n for n in outputs if n in sites], [n for n in inputs if n in input_sites], as_wide)
 
     def change_images(self, x: Tensor, y: Tensor, classify: Callable[[Tensor], Tensor]) -> Tensor:
         for part in self.parts:

@@ -20,6 +20,7 @@ class FixedGaussian(LayerPerturbation):
     """
 
     random: ClassVar[bool] = True
+    head_noise = True
     multiplicative: ClassVar[bool] = True
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
@@ -28,6 +29,4 @@ class FixedGaussian(LayerPerturbation):
         return noisy_product(f, torch.zeros_like(f), this.noise_for_product(f))
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        if not this.support:
-            return logits
         return logits + F.softplus(logits.new_zeros(())) * this.normal(logits)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.networks.layers import module_key, own_weight
+from metadropout.networks.layers import channels_of, module_key, parameter_of
 from metadropout.ops.kernels import noisy_product
 from metadropout.ops.normalisation import per_channel
 from metadropout.perturbations.base import Pass
@@ -29,16 +29,17 @@ class IndependentGaussian(LayerPerturbation):
     """
 
     random: ClassVar[bool] = True
+    head_noise = True
     multiplicative: ClassVar[bool] = True
     needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
 
     def __init__(self, network: nn.Module, *, layers: Sequence[str] | None = None, head: str | None = None) -> None:
         super().__init__(network, layers=layers, head=head)
         self.means = nn.ParameterDict()
-        for name in (*self.hidden_names, self.head_name):
-            weight = own_weight(network, name)
-            channels = 1 if name == self.head_name else len(weight)
-            self.means[module_key(name)] = torch.zeros(channels, device=weight.device, dtype=weight.dtype)
+        for name in self.hidden_names:
+            channels = channels_of(network.get_submodule(name))
+            self.means[module_key(name)] = parameter_of(network, name).new_zeros(channels)
+        self.means[module_key(self.head_name)] = parameter_of(network, self.head_name).new_zeros(1)
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         mean = this.weights[f"means.{module_key(name)}"]
@@ -49,7 +50,5 @@ class IndependentGaussian(LayerPerturbation):
         return noisy_product(f, mean + torch.zeros_like(f), this.noise_for_product(f))
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        if not this.support:
-            return logits
         sigma = F.softplus(this.weights[f"means.{module_key(self.head_name)}"])
         return logits + sigma * this.normal(logits)

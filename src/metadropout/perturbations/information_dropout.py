@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import torch
@@ -32,7 +32,8 @@ class InformationDropout(InformationBottleneck):
     ) -> None:
         super().__init__(network, kl_weight=kl_weight, layers=layers, head=head)
         self.activations, self._named = find_activations(network), layers is not None
-        self._others = [name for name in find_weighted(network) if name not in self.hidden_names]
+        others = dict.fromkeys((*find_weighted(network), self.head_name))
+        self._others = [name for name in others if name not in self.hidden_names]
         if not self.activations:
             raise ValueError(
                 f"information-dropout acts after ReLUs, but {type(network).__name__} has no nn.ReLU module; "
@@ -43,8 +44,9 @@ class InformationDropout(InformationBottleneck):
     def sites(self) -> Sequence[str]:
         return (*self.hidden_names, *self._others, *self.activations)
 
-    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str]) -> None:
-        super().check_calls([*self._others, *self.activations, *outputs], inputs)  # of these not all need to run
+    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str], as_wide: Collection[str]) -> None:
+        # Of these not all need to run.
+        super().check_calls([*self._others, *self.activations, *outputs], inputs, as_wide)
         for name, following in pairwise([*outputs, "nothing"]):
             if self._named and name in self.hidden_names and following not in self.activations:
                 raise ValueError(

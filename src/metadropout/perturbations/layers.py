@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.networks.initial import initialise
-from metadropout.networks.layers import apply_layer, find_layers, module_key, own_weight
+from metadropout.networks.initial import CONVOLUTIONS, initialise
+from metadropout.networks.layers import apply_layer, find_layers, module_key, own_weight, parameter_of
 from metadropout.perturbations.base import Pass, Perturbation, Target
 
 NOISE_NEEDS_SECOND_ORDER = (
@@ -26,14 +26,16 @@ class LayerPerturbation(Perturbation):
     Args:
         network: any module.
         layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
-        head: name of the linear layer that gives the logits; by default the last one.
+        head: name of the module that gives the logits; by default the last linear layer, if there is one.
     """
 
     changes: ClassVar[Target] = "features"
+    head_noise: bool = False
+    """Whether `on_head` perturbs the logits of support images."""
 
     def __init__(self, network: nn.Module, *, layers: Sequence[str] | None = None, head: str | None = None) -> None:
         super().__init__(network)
-        found = find_layers(network, layers, head)
+        self.found = found = find_layers(network, layers, head)
         self.hidden_names, self.head_name = found.hidden, found.head
         # Linear layers have their features last, also where they see many tokens of an image.
         self.channel_axis = {
@@ -45,23 +47,44 @@ class LayerPerturbation(Perturbation):
     def sites(self) -> Sequence[str]:
         return (*self.hidden_names, self.head_name)
 
-    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str]) -> None:
-        super().check_calls(outputs, inputs)
-        if self.head_name in outputs and outputs[-1] != self.head_name:
+    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str], as_wide: Collection[str]) -> None:
+        self._check_head(outputs, as_wide)
+        unused = [] if self.found.hidden_named else [name for name in self.hidden_names if name not in outputs]
+        super().check_calls([self.head_name, *unused, *outputs], inputs, as_wide)
+        self.leave_alone(unused)
+
+    def _check_head(self, outputs: Sequence[str], as_wide: Collection[str]) -> None:
+        head, found = self.head_name, self.found
+        other = f"'{outputs[-1]}'" if outputs and outputs[-1] != head else "..."
+        if head not in outputs:
+            # It need not run where it is known not to be one of the hidden layers, and nothing acts on it.
+            if self.head_noise or not (found.hidden_named or found.head_named):
+                raise ValueError(
+                    f"'{head}' is taken for the head, but it did not run as a module in a forward pass; "
+                    f"name the module that gives the logits: head={other}"
+                )
+        elif outputs[-1] != head:
             raise ValueError(
-                f"'{self.head_name}' is taken for the head, but '{outputs[-1]}' runs after it; "
-                f"name the layer that gives the logits: head='{outputs[-1]}'"
+                f"'{head}' is taken for the head, but {other} runs after it; "
+                f"name the module that gives the logits: head={other}"
+            )
+        elif head not in as_wide and not found.head_named:
+            raise ValueError(
+                f"'{head}' is taken for the head, but it does not give as many values as there are logits; "
+                "name the module that gives the logits: head=..."
             )
 
     def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        return self.on_head(h, f, this) if name == self.head_name else self.hidden(name, h, f, this)
+        if name != self.head_name:
+            return self.hidden(name, h, f, this)
+        return self.on_head(h, f, this) if self.head_noise and this.support else f
 
     @abstractmethod
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         """Return what the network goes on with after a hidden layer with input h and output f."""
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        """Return the logits to learn from; by default as they are."""
+        """Return the logits of support images to learn from; called only where `head_noise` says so."""
         return logits
 
     def add_twins(self, network: nn.Module, prefix: str = "") -> None:
@@ -74,10 +97,28 @@ class LayerPerturbation(Perturbation):
 
     def add_head_twin(self, network: nn.Module) -> None:
         """Give the head a generator with one output, shared by all classes."""
-        weight = own_weight(network, self.head_name)
-        generator = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
+        layer = network.get_submodule(self.head_name)
+        like = parameter_of(network, self.head_name)
+        where: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
+        generator: nn.Module
+        if isinstance(layer, CONVOLUTIONS):
+            kind = next(kind for kind in CONVOLUTIONS if isinstance(layer, kind))
+            shape = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+            generator = kind(layer.in_channels, 1, *shape, padding_mode=layer.padding_mode, **where)  # type: ignore[arg-type]
+        else:
+            generator = nn.Linear(self._head_features(layer), 1, **where)
         initialise(generator)
         self.generators[module_key(self.head_name)] = generator
+
+    def _head_features(self, layer: nn.Module) -> int:
+        features = getattr(layer, "in_features", None)
+        if not isinstance(features, int):
+            raise ValueError(
+                f"the noise on the logits depends on the features that '{self.head_name}' gets, but a "
+                f"{type(layer).__name__} does not say how many: give it an attribute in_features, or do without this "
+                "noise, by head_noise=False or another perturbation"
+            )
+        return features
 
     def twin(self, name: str, h: Tensor, this: Pass, prefix: str = "") -> Tensor:
         """Return the output of a layer's twin for the layer's own input."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metadropout.networks.layers import channels_of
 from metadropout.ops.kernels import noisy_product
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.metadropout import MetaDropout
@@ -36,7 +37,7 @@ class LearnedVariance(MetaDropout):
         for key, twin in self.generators.items():
             if key.startswith(self.SPREAD):
                 # Also where the layer has no bias: the spread needs somewhere to start.
-                start = twin.get_parameter("weight").new_full((len(twin.get_parameter("weight")),), UNIT_SOFTPLUS)
+                start = twin.get_parameter("weight").new_full((channels_of(twin),), UNIT_SOFTPLUS)
                 twin.register_parameter("bias", nn.Parameter(start))
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:

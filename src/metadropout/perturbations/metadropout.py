@@ -61,6 +61,4 @@ class MetaDropout(LayerPerturbation):
         return f * torch.exp(mean + this.normal(mean) if this.support else mean)
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        if not (self.head_noise and this.support):
-            return logits
         return logits + self.head_sigma(h, this) * this.normal(logits)

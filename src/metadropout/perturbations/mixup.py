@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -29,7 +29,8 @@ class Mixup(Perturbation):
         gamma: both parameters of the Beta distribution; the paper tries 0.2, 1 and 2.
         layers: names of the modules at whose inputs to mix; by default all convolutions and hidden linear layers, or
             what the network names.
-        head: name of the linear layer that gives the logits, whose input is mixed as well; by default the last one.
+        head: name of the module that gives the logits, whose input is mixed as well; by default the last linear layer,
+            if there is one.
     """
 
     changes: ClassVar[Target] = "labels"
@@ -50,16 +51,23 @@ class Mixup(Perturbation):
         if gamma <= 0:
             raise ValueError(f"gamma is {gamma}; it must be above 0")
         found = find_layers(network, head=head)
-        if layers is None:
-            layers = getattr(network, "mixable", found.hidden)
+        named = getattr(network, "mixable", None) if layers is None else layers
+        layers = found.hidden if named is None else named
         modules = [name for name, _ in network.named_modules() if name]
         if unknown := sorted(set(layers) - set(modules)):
             raise ValueError(f"'{unknown[0]}' is not a module of {type(network).__name__}; it has {modules}")
         self.gamma, self._sites = gamma, (*layers, found.head)
+        self._named = (*(named or ()), *([] if head is None else [head]))
 
     @property
     def input_sites(self) -> Sequence[str]:
         return self._sites
+
+    def check_calls(self, outputs: Sequence[str], inputs: Sequence[str], as_wide: Collection[str]) -> None:
+        unused = [name for name in self._sites if name not in inputs and name not in self._named]
+        self.leave_alone(unused)
+        self._sites = tuple(name for name in self._sites if name not in unused)  # a draw of them would mix nothing
+        super().check_calls(outputs, inputs, as_wide)
 
     def before(self, name: str, h: Tensor, this: Pass) -> Tensor:
         if not this.support:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -75,31 +76,24 @@ class PerturbedNetwork:
             watcher: is shown the layers that are perturbed or watched.
         """
         theta = with_prefix(weights, "network.")
-        outputs: list[str] = []
-        inputs: list[str] = []
         acts = this.support or not self.perturbation.support_only
 
         def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
             result = f
             if acts and name in self._acts_on:
-                outputs.append(name)
                 result = self.perturbation.after(name, h, f, this)
             if watcher is not None:
                 watcher(name, h, f, result)
             return result
 
         def on_input(name: str, h: Tensor) -> Tensor:
-            inputs.append(name)
             return self.perturbation.before(name, h, this)
 
         if not acts:
             return self._unperturbed(theta, x, on_output, normalisation)
+        self._check_calls(theta, x)
         theta = self.perturbation.change_weights(theta, this)
-        logits = self._function(theta, x, on_output, normalisation, on_input)
-        if not self._calls_checked:  # once: a network runs its layers in the same way every time
-            self.perturbation.check_calls(outputs, inputs)
-            self._calls_checked = True
-        return logits
+        return self._function(theta, x, on_output, normalisation, on_input)
 
     def run_together(
         self,
@@ -119,7 +113,9 @@ class PerturbedNetwork:
         support, query = self.support_pass(weights, streams), self.query_pass(weights)
         repeated = support_x.repeat(max(1, len(streams)), *[1] * (support_x.dim() - 1))
         n = len(repeated)
-        theta = self.perturbation.change_weights(with_prefix(weights, "network."), support)
+        theta = with_prefix(weights, "network.")
+        self._check_calls(theta, query_x)
+        theta = self.perturbation.change_weights(theta, support)
 
         def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
             noisy = self.perturbation.after(name, h[:n], f[:n], support)
@@ -145,12 +141,8 @@ class PerturbedNetwork:
             x = x.repeat(repeat, *[1] * (x.dim() - 1))
         logits = self.run(weights, x, this, Normalisation(repeat))
         y = y.repeat(repeat)
-        try:
+        with labels_explained(y, logits):
             loss = self.perturbation.label_loss(logits, y, this)
-        except IndexError:
-            if y.max() < logits.shape[1]:
-                raise
-            raise ValueError(f"a label is {int(y.max())}, but the network has {logits.shape[1]} outputs") from None
         penalty = self.perturbation.penalty(this)
         return loss if penalty is None else loss + penalty
 
@@ -195,6 +187,43 @@ class PerturbedNetwork:
         return self.perturbation.change_images(
             x, y, lambda images: self.run(constant, images, self.query_pass(constant))
         )
+
+    def _check_calls(self, theta: Weights, x: Tensor) -> None:
+        """Show the perturbation, before it acts for the first time, which layers run, in a pass of its own."""
+        if self._calls_checked:  # once: a network runs its layers in the same way every time
+            return
+        outputs: list[str] = []
+        inputs: list[str] = []
+        shapes: dict[str, torch.Size] = {}
+
+        def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
+            if name in self._acts_on:
+                outputs.append(name)
+                shapes[name] = f.shape
+            return f
+
+        def on_input(name: str, h: Tensor) -> Tensor:
+            inputs.append(name)
+            return h
+
+        with torch.no_grad():
+            logits = self._function(theta, x, on_output, on_input=on_input)
+        as_wide = [name for name, shape in shapes.items() if logits.shape[1] in shape[1:]]
+        self.perturbation.check_calls(outputs, inputs, as_wide)
+        self._calls_checked = True
+
+
+@contextmanager
+def labels_explained(y: Tensor, logits: Tensor) -> Iterator[None]:
+    """Say which label is out of range where PyTorch's loss complains of one."""
+    try:
+        yield
+    except IndexError:
+        way = logits.shape[1]
+        for label in (int(y.max()), int(y.min())):
+            if not 0 <= label < way:
+                raise ValueError(f"a label is {label}, but the network has {way} outputs") from None
+        raise
 
 
 def with_prefix(weights: Mapping[str, Tensor], prefix: str) -> Weights:
