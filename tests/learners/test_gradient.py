@@ -301,8 +301,10 @@ def test_layers_and_adapted_parameters_can_be_named(episode: md.Episode) -> None
     learner.task_gradient(episode, generator=md.SeededNoise(0))
     with pytest.raises(ValueError, match=r"'nothing' is not a convolution or hidden linear layer of UsersModel"):
         md.MetaDropout(model, layers=["nothing"])
-    with pytest.raises(ValueError, match=r"the head 'stem' is not a linear layer of UsersModel"):
-        md.MetaDropout(model, head="stem")
+    with pytest.raises(ValueError, match=r"the head 'nothing' is not a module of UsersModel; it has \['stem', "):
+        md.MetaDropout(model, head="nothing")
+    with pytest.raises(ValueError, match=r"'stem' is taken for the head, but 'fc' runs after it; .* head='fc'"):
+        md.MAML(model, md.MetaDropout(model, head="stem").double()).loss(episode, generator=md.SeededNoise(0))
     with pytest.raises(ValueError, match=r"\['fc.wait'\] are not parameters of UsersModel"):
         md.MAML(model, adapted=["fc.wait"])
 
@@ -395,7 +397,7 @@ def test_parameters_under_two_names_are_used_under_both(episode: md.Episode) -> 
 ODD_MODELS = {
     "tuple": (TypeError, r"Odd must return logits of shape \(n, way\), not tuple"),
     "order": (ValueError, r"'body' is taken for the head, but 'last' runs after it; .* head='last'"),
-    "functional": (ValueError, r"'last' did not run as a module in a forward pass"),
+    "functional": (ValueError, r"'body' is taken for the head, but it does not give as many values as there are"),
     "subclass": (ValueError, r"'norm' is a NormWithReLU: what it does beyond batch normalisation"),
     "lazy": (ValueError, r"'body.weight' has no shape yet: run one batch"),
 }
@@ -422,3 +424,36 @@ def test_mistakes_of_callers_are_named(conv4: md.Conv4, episode: md.Episode) -> 
         learner.adapt(episode.support_x, episode.support_y + 3)
     with pytest.raises(ValueError, match="there is nothing to adapt"):
         md.MAML(conv4, adapted=[])
+    query_y = episode.query_y - 1
+    with pytest.raises(ValueError, match="a label is -1, but the network has 3 outputs"):
+        learner.loss(md.Episode(episode.support_x, episode.support_y, episode.query_x, query_y))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_labels_may_be_integers_of_any_kind(dtype: torch.dtype, conv4: md.Conv4, episode: md.Episode) -> None:
+    learner, x, y = md.MAML(conv4), episode.support_x, episode.support_y
+    other = md.Episode(x, y.to(dtype), episode.query_x, episode.query_y.to(dtype))
+    expected = learner.task_gradient(episode)
+    for result in (learner.task_gradient(other), learner.task_gradients([other, other], [None, None])[1]):
+        torch.testing.assert_close(result.loss, expected.loss)
+        assert result.accuracy == expected.accuracy
+    assert torch.equal(learner.adapt(x, y.to(dtype))(x), learner.adapt(x, y)(x))
+    assert learner.explain_failure(other) == learner.explain_failure(episode)
+
+
+def test_labels_that_are_no_class_numbers_are_refused_with_the_way_out(conv4: md.Conv4, episode: md.Episode) -> None:
+    learner, x, y = md.MAML(conv4), episode.support_x, episode.support_y
+    one_hot = (
+        r"labels have shape \(6, 3\), but 6 images need a class number each, shape \(6,\), which y.argmax\(dim=1\)"
+    )
+    for labels in (F.one_hot(y), F.one_hot(y).double()):
+        with pytest.raises(ValueError, match=one_hot):
+            learner.adapt(x, labels)
+        with pytest.raises(ValueError, match=one_hot):
+            learner.loss(md.Episode(x, y, episode.query_x, labels))
+    with pytest.raises(
+        ValueError, match=r"labels are of type torch.float64, but class numbers are integers: y.long\(\)"
+    ):
+        learner.adapt(x, y.double())
+    with pytest.raises(ValueError, match=r"labels have shape \(5,\), but 6 images need a class number each"):
+        learner.adapt(x, y[:5])

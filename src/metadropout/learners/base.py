@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -146,3 +146,26 @@ def check_samples(asked: int) -> int:
     if asked < 1:
         raise ValueError(f"mc_samples is {asked}; it must be at least 1")
     return asked
+
+
+def with_class_numbers(episode: Episode) -> Episode:
+    """Return an episode whose labels are as losses want them, or refuse it."""
+    support_y = class_numbers(episode.support_y, episode.support_x)
+    query_y = class_numbers(episode.query_y, episode.query_x)
+    if support_y is episode.support_y and query_y is episode.query_y:
+        return episode
+    return replace(episode, support_y=support_y, query_y=query_y)
+
+
+def class_numbers(y: Tensor, x: Tensor) -> Tensor:
+    """Return the labels of images as int64, which losses want, from integers of any kind; refuse other labels."""
+    if y.shape != x.shape[:1]:
+        hint = ", which y.argmax(dim=1) gives where they are one-hot" if y.dim() == 2 else ""
+        raise ValueError(
+            f"labels have shape {tuple(y.shape)}, but {len(x)} images need a class number each, shape ({len(x)},){hint}"
+        )
+    if y.dtype == torch.int64:
+        return y
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"labels are of type {y.dtype}, but class numbers are integers: y.long()")
+    return y.long()

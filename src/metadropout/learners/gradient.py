@@ -24,7 +24,16 @@ from torch.nn.functional import cross_entropy
 
 from metadropout.data import Episode
 from metadropout.learners.any_way import with_way
-from metadropout.learners.base import TEST_SAMPLES, Classifier, Learner, Outcome, TaskGradient, check_samples
+from metadropout.learners.base import (
+    TEST_SAMPLES,
+    Classifier,
+    Learner,
+    Outcome,
+    TaskGradient,
+    check_samples,
+    class_numbers,
+    with_class_numbers,
+)
 from metadropout.learners.batched import OverTasks, can_be_stacked, one_task, stacked_task_gradients
 from metadropout.learners.checkpointing import recomputed
 from metadropout.networks.functional import weight_names
@@ -35,6 +44,7 @@ from metadropout.options import Limits
 from metadropout.perturbations import NoPerturbation, Perturbation, PerturbedNetwork
 from metadropout.perturbations.base import Weights
 from metadropout.perturbations.layers import LayerPerturbation
+from metadropout.perturbations.perturbed_network import labels_explained
 
 STATE = "state."
 """How the names of the inner optimiser's state begin."""
@@ -140,7 +150,7 @@ class GradientLearner(Learner):
     # The path of a task.
 
     def forward(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Outcome:
-        return self.learn(self.initial_weights(), episode, self.noise_from(generator))
+        return self.learn(self.initial_weights(), with_class_numbers(episode), self.noise_from(generator))
 
     def learn(
         self, weights: Weights, episode: Episode, noise: NoiseSource | None, over_tasks: OverTasks = one_task
@@ -168,6 +178,7 @@ class GradientLearner(Learner):
         """Run all tasks as one, side by side, where they and the perturbation allow it, and one by one otherwise."""
         if not (self.perturbation.tasks_share_a_batch and can_be_stacked(episodes)):
             return super().task_gradients(episodes, generators)
+        episodes = [with_class_numbers(episode) for episode in episodes]
         return stacked_task_gradients(self, episodes, [self.noise_from(generator) for generator in generators])
 
     def adapt(
@@ -196,6 +207,7 @@ class GradientLearner(Learner):
         samples, noise = self.samples_used(mc_samples), self.noise_from(generator)
         # Copies, so that the adapted model stays what it is when training goes on.
         weights = {name: p.detach().clone() for name, p in self.initial_weights().items()}
+        y = class_numbers(y, x)
         return self.inner_steps(weights, x, y, noise, samples, differentiable=False, steps=self.test_steps)
 
     def for_way(self, way: int) -> GradientLearner:
@@ -346,7 +358,8 @@ class GradientLearner(Learner):
     def query_loss(self, weights: Weights, episode: Episode, noise: NoiseSource | None) -> tuple[Tensor, Tensor]:
         """Return the adapted model's loss on query images, to be meta-learned from, and its logits."""
         logits = self.classifier(weights, episode.support_x, inductive=episode.inductive)(episode.query_x)
-        return cross_entropy(logits, episode.query_y), logits
+        with labels_explained(episode.query_y, logits):
+            return cross_entropy(logits, episode.query_y), logits
 
     def classifier(self, weights: Weights, support_x: Tensor, *, inductive: bool) -> Classifier:
         """Return the adapted model as a function of images."""
@@ -368,6 +381,7 @@ class GradientLearner(Learner):
         for name, weight in weights.items():
             if not weight.isfinite().all():
                 return f"'{name}' is not finite at the start of the task: lower training.meta_lr"
+        episode = with_class_numbers(episode)
         x, y = episode.support_x, episode.support_y
         if not (x.isfinite().all() and episode.query_x.isfinite().all()):
             return "an image has values that are not finite: check the data set"
