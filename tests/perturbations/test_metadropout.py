@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
-from toys import randomise
+from toys import make_episode, randomise
 
 import metadropout as md
-from metadropout.perturbations import Pass
+from metadropout.perturbations import PERTURBATIONS, Pass
 
 
 def make(conv4: md.Conv4, **options: object) -> tuple[md.MetaDropout, dict[str, Tensor]]:
@@ -117,6 +117,35 @@ def test_twins_have_the_layers_shapes_and_the_authors_initial_values() -> None:
         assert not torch.equal(twin.weight, layer.weight)
     assert noise.generators["head"].weight.shape == (1, 64)
     assert network.head.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("link", ["softplus", "exp"])
+@pytest.mark.parametrize(
+    "name",
+    ["metadropout", "learned-variance", "deterministic", "more-parameters", "independent-gaussian", "fixed-gaussian"],
+)
+def test_a_start_at_one_leaves_query_images_of_a_network_as_they_are(name: str, link: str) -> None:
+    torch.manual_seed(0)
+    hidden = nn.Linear(256, 64, bias=False)  # a twin needs a bias all the same
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), hidden, nn.Tanh())
+    network.append(nn.Linear(64, 3)).double()
+    options = {"link": link} if name == "metadropout" else {}
+    perturbation = PERTURBATIONS[name](network, start="one", **options).double()
+    learner, episode = md.MAML(network, perturbation, steps=0), make_episode()
+    classify = learner.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0))
+    torch.testing.assert_close(classify(episode.query_x), network(episode.query_x))
+    ordinary = md.MAML(network, PERTURBATIONS[name](network, **options).double(), steps=0)
+    classify = ordinary.adapt(episode.support_x, episode.support_y, generator=md.SeededNoise(0))
+    assert torch.allclose(classify(episode.query_x), network(episode.query_x), rtol=1e-3) is False
+    learner = md.MAML(network, perturbation, inner_lr=0.05, steps=2)
+    gradients = learner.task_gradient(episode, generator=md.SeededNoise(0)).gradients
+    silent = [n for n, g in gradients.items() if n.startswith("perturbation.") and not g.any()]
+    assert silent == []
+
+
+def test_an_unknown_start_is_refused(conv4: md.Conv4) -> None:
+    with pytest.raises(ValueError, match="start is 'two', but only 'zero' and 'one' are known"):
+        md.MetaDropout(conv4, start="two")  # type: ignore[arg-type]
 
 
 def test_an_unknown_link_is_refused(conv4: md.Conv4) -> None:

@@ -10,23 +10,23 @@ from torch.nn import functional as F
 
 from metadropout.ops.kernels import noisy_product
 from metadropout.perturbations.base import Pass
-from metadropout.perturbations.layers import LayerPerturbation
+from metadropout.perturbations.multiplicative import MultiplicativePerturbation
 
 
-class FixedGaussian(LayerPerturbation):
+class FixedGaussian(MultiplicativePerturbation):
     """Multiplies by softplus(e), e ~ N(0, I), the same for all inputs and tasks (Lee et al., 2020, table 3).
 
-    On query images the factor is softplus(0). The logits of support images get noise of σ = softplus(0).
+    On query images the factor is softplus(0). The logits of support images get noise of σ = softplus(0). There being
+    nothing to learn, `start` is where the mean stays: "one" multiplies by softplus(0.54 + e), and query images by 1.
     """
 
     random: ClassVar[bool] = True
     head_noise = True
-    multiplicative: ClassVar[bool] = True
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         if not this.support:
-            return f * F.softplus(f.new_zeros(()))
-        return noisy_product(f, torch.zeros_like(f), this.noise_for_product(f))
+            return f * F.softplus(f.new_full((), self.initial_mean))
+        return noisy_product(f, torch.full_like(f, self.initial_mean), this.noise_for_product(f))
 
     def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
         return logits + F.softplus(logits.new_zeros(())) * this.normal(logits)

@@ -13,32 +13,34 @@ from metadropout.networks.layers import channels_of, module_key, parameter_of
 from metadropout.ops.kernels import noisy_product
 from metadropout.ops.normalisation import per_channel
 from metadropout.perturbations.base import Pass
-from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
+from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER
+from metadropout.perturbations.multiplicative import MultiplicativePerturbation, Start
 
 
-class IndependentGaussian(LayerPerturbation):
+class IndependentGaussian(MultiplicativePerturbation):
     """Multiplies by softplus(m + e), m learned per channel and the same for all inputs (Lee et al., 2020, table 3).
 
     On query images the factor is softplus(m). The logits of support images get noise of one learned
     σ = softplus(m_head).
-
-    Args:
-        network: any module.
-        layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
-        head: name of the linear layer that gives the logits; by default the last one.
     """
 
     random: ClassVar[bool] = True
     head_noise = True
-    multiplicative: ClassVar[bool] = True
     needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
 
-    def __init__(self, network: nn.Module, *, layers: Sequence[str] | None = None, head: str | None = None) -> None:
-        super().__init__(network, layers=layers, head=head)
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        start: Start = "zero",
+        layers: Sequence[str] | None = None,
+        head: str | None = None,
+    ) -> None:
+        super().__init__(network, start=start, layers=layers, head=head)
         self.means = nn.ParameterDict()
         for name in self.hidden_names:
             channels = channels_of(network.get_submodule(name))
-            self.means[module_key(name)] = parameter_of(network, name).new_zeros(channels)
+            self.means[module_key(name)] = parameter_of(network, name).new_full((channels,), self.initial_mean)
         self.means[module_key(self.head_name)] = parameter_of(network, self.head_name).new_zeros(1)
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:

@@ -8,13 +8,13 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metadropout.networks.layers import channels_of
 from metadropout.ops.kernels import noisy_product
 from metadropout.perturbations.base import Pass
 from metadropout.perturbations.metadropout import MetaDropout
+from metadropout.perturbations.multiplicative import Start, start_bias
 
-UNIT_SOFTPLUS = 0.5413
-"""softplus of this is 1: the learned standard deviation starts as Meta-dropout's fixed one."""
+INITIAL_SPREAD = 0.5413
+"""softplus of this is 1 to four digits: the learned standard deviation starts as Meta-dropout's fixed one."""
 
 
 class LearnedVariance(MetaDropout):
@@ -22,23 +22,23 @@ class LearnedVariance(MetaDropout):
 
     The factor is softplus(μ(h) + s(h)·e), s = softplus of a second twin whose bias starts where s is about 1.
     Query images and the head are as in Meta-dropout.
-
-    Args:
-        network: any module.
-        layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
-        head: name of the linear layer that gives the logits; by default the last one.
     """
 
     SPREAD: ClassVar[str] = "spread:"
 
-    def __init__(self, network: nn.Module, *, layers: Sequence[str] | None = None, head: str | None = None) -> None:
-        super().__init__(network, layers=layers, head=head)
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        start: Start = "zero",
+        layers: Sequence[str] | None = None,
+        head: str | None = None,
+    ) -> None:
+        super().__init__(network, start=start, layers=layers, head=head)
         self.add_twins(network, self.SPREAD)
         for key, twin in self.generators.items():
             if key.startswith(self.SPREAD):
-                # Also where the layer has no bias: the spread needs somewhere to start.
-                start = twin.get_parameter("weight").new_full((channels_of(twin),), UNIT_SOFTPLUS)
-                twin.register_parameter("bias", nn.Parameter(start))
+                start_bias(twin, INITIAL_SPREAD)
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         mean = self.twin(name, h, this)

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from metadropout.ops.kernels import noisy_product
 from metadropout.perturbations.base import Pass
-from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER, LayerPerturbation
+from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER
+from metadropout.perturbations.multiplicative import MultiplicativePerturbation, Start
 
 
-class MetaDropout(LayerPerturbation):
+class MetaDropout(MultiplicativePerturbation):
     """Multiplies each layer's pre-activation by noise that a meta-learned twin of the layer shapes (Lee et al., 2020).
 
     For a layer with input h and output f, the twin gives μ(h) of f's shape. On support images the network goes on
@@ -25,12 +26,9 @@ class MetaDropout(LayerPerturbation):
         network: any module; its convolutions and hidden linear layers each get a twin.
         head_noise: whether the logits of support images are perturbed.
         link: what makes the noise positive; "exp" gives log-normal noise, which the paper found worse.
-        layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
-        head: name of the linear layer that gives the logits; by default the last one.
     """
 
     random: ClassVar[bool] = True
-    multiplicative: ClassVar[bool] = True
     needs_second_order: ClassVar[str | None] = (
         f"{NOISE_NEEDS_SECOND_ORDER} (the head's generator would get no gradient at all)"
     )
@@ -41,18 +39,23 @@ class MetaDropout(LayerPerturbation):
         *,
         head_noise: bool = True,
         link: Literal["softplus", "exp"] = "softplus",
+        start: Start = "zero",
         layers: Sequence[str] | None = None,
         head: str | None = None,
     ) -> None:
-        super().__init__(network, layers=layers, head=head)
+        super().__init__(network, start=start, layers=layers, head=head)
         if link not in ("softplus", "exp"):
             raise ValueError(f"link is '{link}', but only 'softplus' and 'exp' are known")
         self.link, self.head_noise = link, head_noise
         plain = type(self).hidden is MetaDropout.hidden  # subclasses may do more at a layer than the noisy product
         self.shares_first_layer = plain and link == "softplus"  # type: ignore[misc]
-        self.add_twins(network)
+        self.add_mean_twins(network)
         if head_noise:
             self.add_head_twin(network)
+
+    @property
+    def initial_mean(self) -> float:
+        return super().initial_mean if self.link == "softplus" else 0.0  # exp(0) is 1 anyway
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         mean = self.twin(name, h, this)
