@@ -186,7 +186,14 @@ def test_a_result_counts_only_if_it_was_measured_as_asked(tmp_path: Path) -> Non
     assert job.result() is None
     write_evaluation(job, [0.25, 0.5, 0.75, 1.0])
     assert job.result() == Evaluation([0.25, 0.5, 0.75])  # the first ones of the same sequence
-    for changed in ({"seed": 1}, {"mc_samples": 5}, {"asked_samples": 1}, {"iteration": 39}, {"episode_list": "a.json"}, {"accuracies": [1]}):
+    for changed in (
+        {"seed": 1},
+        {"mc_samples": 5},
+        {"asked_samples": 1},
+        {"iteration": 39},
+        {"episode_list": "a.json"},
+        {"accuracies": [1]},
+    ):
         write_evaluation(job, **{"accuracies": [0.25, 0.5, 0.75], **changed})
         assert job.result() is None, changed
     job.evaluation.write_text("{}")
