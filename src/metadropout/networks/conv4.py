@@ -7,8 +7,8 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from metadropout.networks.initial import initialise, make_head
+from metadropout.networks.norms import Norm, NormEps, make_norm
 from metadropout.ops.memory_format import ChannelsLast, channels_last
-from metadropout.ops.normalisation import OffsetNorm
 from metadropout.options import Channels
 
 
@@ -20,18 +20,31 @@ class Conv4(nn.Module, ChannelsLast):
         in_channels: 1 for grey images, 3 for colour.
         image_size: height and width of the images.
         channels: width of the network: 64 for Omniglot, 32 for miniImageNet and CIFAR.
+        norm: batch normalisation with an offset ("offset", as in MAML), with a scale as well ("batch"), or also with
+            running averages, which metric-based learners use in the inductive protocol ("running").
+        norm_eps: what normalisation adds to the variance; by default 1e-3 for "offset" and 1e-5 for the others.
     """
 
     first_layer = "blocks.0.conv"
     """The layer that images go into, and no other; perturbations need not compute it anew for every noise sample."""
 
-    def __init__(self, way: int | None, *, in_channels: int = 1, image_size: int = 28, channels: Channels = 64) -> None:
+    def __init__(
+        self,
+        way: int | None,
+        *,
+        in_channels: int = 1,
+        image_size: int = 28,
+        channels: Channels = 64,
+        norm: Norm = "offset",
+        norm_eps: NormEps | None = None,
+    ) -> None:
         super().__init__()
         if image_size < 16:
             raise ValueError(f"image_size is {image_size}, but four 2x2 poolings need at least 16")
         if channels < 1:
             raise ValueError(f"channels is {channels}; it must be at least 1")
-        self.blocks = nn.Sequential(*[_block(in_channels if i == 0 else channels, channels) for i in range(4)])
+        widths = [in_channels, channels, channels, channels]
+        self.blocks = nn.Sequential(*[_block(w, channels, make_norm(norm, channels, norm_eps)) for w in widths])
         side = image_size // 16  # four valid poolings
         self.head = make_head(channels * side * side, way)
 
@@ -40,9 +53,7 @@ class Conv4(nn.Module, ChannelsLast):
         return self.head(features.flatten(1))  # type: ignore[no-any-return]
 
 
-def _block(in_channels: int, out_channels: int) -> nn.Sequential:
+def _block(in_channels: int, out_channels: int, norm: nn.Module) -> nn.Sequential:
     conv = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
     initialise(conv)
-    return nn.Sequential(
-        OrderedDict(conv=conv, norm=OffsetNorm(out_channels), relu=nn.ReLU(), pool=nn.MaxPool2d(kernel_size=2))
-    )
+    return nn.Sequential(OrderedDict(conv=conv, norm=norm, relu=nn.ReLU(), pool=nn.MaxPool2d(kernel_size=2)))

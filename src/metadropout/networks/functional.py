@@ -14,15 +14,10 @@ from torch.nn.parameter import UninitializedParameter
 
 from metadropout.networks.initial import CONVOLUTIONS
 from metadropout.networks.layers import apply_layer, find_weighted
+from metadropout.networks.norms import BATCH_NORMS, LayerStatistics
 from metadropout.ops.attention import twice_differentiable_attention
 from metadropout.ops.kernels import norm_relu_pool
-from metadropout.ops.normalisation import (
-    OffsetNorm,
-    batch_normalise,
-    batch_statistics,
-    constant_gradient,
-    normalise_with,
-)
+from metadropout.ops.normalisation import batch_normalise, batch_statistics, constant_gradient, normalise_with
 from metadropout.ops.precision import Precision
 
 OutputHook = Callable[[str, Tensor, Tensor], Tensor]
@@ -31,7 +26,6 @@ OutputHook = Callable[[str, Tensor, Tensor], Tensor]
 InputHook = Callable[[str, Tensor], Tensor]
 """Called with a layer's name and input; what it returns takes the place of the input."""
 
-BATCH_NORMS = (OffsetNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
@@ -40,10 +34,6 @@ def weight_names(network: nn.Module) -> list[str]:
     norms = {name for name, module in network.named_modules() if isinstance(module, NORMS)}
     trainable = [name for name, p in network.named_parameters() if p.requires_grad]
     return [name for name in trainable if name.rpartition(".")[0] not in norms]
-
-
-LayerStatistics = dict[str, tuple[Tensor, Tensor]]
-"""Mean and variance per channel of each batch normalisation, by the layer's name."""
 
 
 @dataclass
@@ -242,8 +232,7 @@ class _BatchStatisticsNorm(nn.Module):
 
     def _normalise(self, x: Tensor, how: Normalisation) -> Tensor:
         if how.given is not None:
-            mean, variance = how.given[self.name]
-            return normalise_with(x, mean, variance, self.weight, self.bias, self.eps)
+            return normalise_with(x, how.given[self.name], self.weight, self.bias, self.eps)
         if how.collected is not None:
             if self.name in how.collected:
                 raise ValueError(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.networks.initial import initialise, make_head
+from metadropout.networks.norms import Norm, NormEps, make_norm
 from metadropout.ops.memory_format import ChannelsLast, channels_last
-from metadropout.ops.normalisation import OffsetNorm
 from metadropout.options import Channels
 
 
@@ -26,6 +27,9 @@ class ResNet12(nn.Module, ChannelsLast):
         in_channels: 1 for grey images, 3 for colour.
         image_size: height and width of the images, at least 16; the weights do not depend on it.
         channels: output channels of the four blocks.
+        norm: batch normalisation with an offset ("offset"), with a scale as well ("batch"), or also with running
+            averages, which metric-based learners use in the inductive protocol ("running").
+        norm_eps: what normalisation adds to the variance; by default 1e-3 for "offset" and 1e-5 for the others.
     """
 
     def __init__(
@@ -35,6 +39,8 @@ class ResNet12(nn.Module, ChannelsLast):
         in_channels: int = 3,
         image_size: int = 84,
         channels: Sequence[Channels] = (64, 128, 256, 512),
+        norm: Norm = "offset",
+        norm_eps: NormEps | None = None,
     ) -> None:
         super().__init__()
         if image_size < 2 ** len(channels):
@@ -42,7 +48,8 @@ class ResNet12(nn.Module, ChannelsLast):
         if not channels or min(channels) < 1:
             raise ValueError(f"channels is {list(channels)}; each block needs at least 1")
         widths = [in_channels, *channels]
-        self.blocks = nn.Sequential(*[ResidualBlock(a, b) for a, b in pairwise(widths)])
+        make = partial(make_norm, norm, eps=norm_eps)
+        self.blocks = nn.Sequential(*[ResidualBlock(a, b, make) for a, b in pairwise(widths)])
         self.head = make_head(channels[-1], way)
 
     @property
@@ -63,14 +70,14 @@ class ResNet12(nn.Module, ChannelsLast):
 class ResidualBlock(nn.Module):
     """Three 3x3 convolutions beside a 1x1 shortcut, then ReLU and 2x2 pooling."""
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, make_norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         widths = [in_channels, out_channels, out_channels]
         self.convs = nn.ModuleList([nn.Conv2d(w, out_channels, kernel_size=3, padding=1) for w in widths])
-        self.norms = nn.ModuleList([OffsetNorm(out_channels) for _ in widths])
+        self.norms = nn.ModuleList([make_norm(out_channels) for _ in widths])
         self.relus = nn.ModuleList([nn.ReLU() for _ in widths])  # modules, so that perturbations can act after them
         self.shortcut_conv = nn.Conv2d(in_channels, out_channels, kernel_size=1)
-        self.shortcut_norm = OffsetNorm(out_channels)
+        self.shortcut_norm = make_norm(out_channels)
         for layer in [*self.convs, self.shortcut_conv]:
             initialise(layer)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,15 @@ class OffsetNorm(nn.Module):
         return batch_normalise(input, None, self.bias, self.eps)
 
 
+class Statistics(NamedTuple):
+    """Each channel's mean and biased variance, both of shape (channels,)."""
+
+    mean: Tensor
+    variance: Tensor
+    size: int = 0
+    """Over how many values of a channel they were taken; 0 if that is not known."""
+
+
 def batch_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
     """Normalise each channel by its mean and biased variance over the batch.
 
@@ -43,7 +52,7 @@ def batch_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
         return torch.cat([batch_normalise(part, weight, bias, eps) for part in x.chunk(groups)])
     if x.numel() > x.shape[1]:
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
-    return normalise_with(x, *batch_statistics(x), weight, bias, eps)  # PyTorch's refuses one value per channel
+    return normalise_with(x, batch_statistics(x), weight, bias, eps)  # PyTorch's refuses one value per channel
 
 
 class _ConstantGradient(torch.autograd.Function):
@@ -69,17 +78,15 @@ def constant_gradient(x: Tensor) -> Tensor:
     return apply(_ConstantGradient, x)  # type: ignore[no-any-return]
 
 
-def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each channel's mean and biased variance, both of shape (channels,)."""
+def batch_statistics(x: Tensor) -> Statistics:
+    """Return each channel's mean and biased variance over a batch."""
     variance, mean = torch.var_mean(x, dim=[0, *range(2, x.dim())], correction=0)
-    return mean, variance
+    return Statistics(mean, variance, x.numel() // x.shape[1])
 
 
-def normalise_with(
-    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
+def normalise_with(x: Tensor, given: Statistics, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Normalise each channel by given statistics, image by image."""
-    x = (x - per_channel(mean, x)) * per_channel(torch.rsqrt(variance + eps), x)
+    x = (x - per_channel(given.mean, x)) * per_channel(torch.rsqrt(given.variance + eps), x)
     return scale_and_offset(x, weight, bias)
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from metadropout.networks.functional import FunctionalNetwork, LayerStatistics, Normalisation
+from metadropout.networks.functional import FunctionalNetwork, Normalisation
+from metadropout.networks.norms import LayerStatistics
 from metadropout.noise import CounterStream, NoiseStream
 from metadropout.ops.precision import Precision
 from metadropout.perturbations.base import Pass, Perturbation, Weights
