@@ -45,6 +45,18 @@ class UsersModel(nn.Module):
         return self.fc(x)
 
 
+class Given(nn.Module):
+    """Takes features in place of images and gives them back."""
+
+    def __init__(self, features: int | None = None) -> None:
+        super().__init__()
+        self.features = features
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "conv4": lambda: md.Conv4(way=3, in_channels=1, image_size=16, channels=4),
     "resnet12": lambda: md.ResNet12(way=3, in_channels=1, image_size=16, channels=(3, 4, 5, 6)),
@@ -69,6 +81,18 @@ def make_episode(
     labels = torch.arange(way)
     support = images(way * shot), labels.repeat_interleave(shot)
     return md.Episode(*support, images(way * query), labels.repeat_interleave(query), inductive=inductive)
+
+
+def given_task(way: int = 3, shot: int = 2, query: int = 4, features: int = 5) -> md.Episode:
+    """Return a task whose images are features, for the network `Given`."""
+    g = torch.Generator().manual_seed(3)
+    labels = torch.arange(way)
+    return md.Episode(
+        torch.randn(way * shot, features, generator=g, dtype=torch.float64),
+        labels.repeat_interleave(shot),
+        torch.randn(way * query, features, generator=g, dtype=torch.float64),
+        labels.repeat_interleave(query),
+    )
 
 
 def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> None:

@@ -7,7 +7,17 @@ from metadropout.errors import CheckpointError, ConfigError, DataError, Metadrop
 
 if TYPE_CHECKING:
     from metadropout.data import ArrayImages, Episode, EpisodeSampler, Splits, open_dataset, split_classes
-    from metadropout.learners import MAML, GradientLearner, Learner, MetaSGD, Outcome, TaskGradient
+    from metadropout.learners import (
+        MAML,
+        GradientLearner,
+        Learner,
+        MatchingNet,
+        MetaSGD,
+        MetricLearner,
+        Outcome,
+        ProtoNet,
+        TaskGradient,
+    )
     from metadropout.networks import Conv4, ResNet12
     from metadropout.noise import CounterNoise, NoiseSource, RecordedNoise, SeededNoise
     from metadropout.perturbations import MetaDropout, NoPerturbation, Perturbation
@@ -29,13 +39,16 @@ __all__ = [
     "GradientLearner",
     "Learner",
     "LoadedRun",
+    "MatchingNet",
     "MetaDropout",
     "MetaSGD",
     "MetadropoutError",
+    "MetricLearner",
     "NoPerturbation",
     "NoiseSource",
     "Outcome",
     "Perturbation",
+    "ProtoNet",
     "RecordedNoise",
     "ResNet12",
     "SeededNoise",
@@ -53,7 +66,17 @@ __all__ = [
 
 _MODULES = {
     "data": ("ArrayImages", "Episode", "EpisodeSampler", "Splits", "open_dataset", "split_classes"),
-    "learners": ("MAML", "GradientLearner", "Learner", "MetaSGD", "Outcome", "TaskGradient"),
+    "learners": (
+        "MAML",
+        "GradientLearner",
+        "Learner",
+        "MatchingNet",
+        "MetaSGD",
+        "MetricLearner",
+        "Outcome",
+        "ProtoNet",
+        "TaskGradient",
+    ),
     "networks": ("Conv4", "ResNet12"),
     "noise": ("CounterNoise", "NoiseSource", "RecordedNoise", "SeededNoise"),
     "perturbations": ("MetaDropout", "NoPerturbation", "Perturbation"),

@@ -43,7 +43,12 @@ AXES: dict[str, Mapping[str, Callable[..., Any]]] = {
 
 DEFAULT_PARTS = {"data": "glyphs", "network": "conv4", "perturbation": "metadropout", "learner": "maml"}
 
-LEARNER_NAMES = {"maml": "MAML", "metasgd": "Meta-SGD"}
+LEARNER_NAMES = {
+    "maml": "MAML",
+    "metasgd": "Meta-SGD",
+    "protonet": "Prototypical Networks",
+    "matching": "Matching Networks",
+}
 
 CUSTOM = "custom"
 """Name of a part that is an object of a Python program and not a part of a recipe."""

@@ -3,7 +3,10 @@
 from metadropout.learners.base import Classifier, Learner, Outcome, TaskGradient, accuracy
 from metadropout.learners.gradient import GradientLearner
 from metadropout.learners.maml import MAML
+from metadropout.learners.matching import MatchingNet
 from metadropout.learners.metasgd import MetaSGD
+from metadropout.learners.metric import MetricLearner
+from metadropout.learners.protonet import ProtoNet
 from metadropout.registry import Registry
 
 LEARNERS = Registry(
@@ -11,6 +14,8 @@ LEARNERS = Registry(
     {
         "maml": MAML,
         "metasgd": MetaSGD,
+        "protonet": ProtoNet,
+        "matching": MatchingNet,
     },
 )
 
@@ -20,8 +25,11 @@ __all__ = [
     "Classifier",
     "GradientLearner",
     "Learner",
+    "MatchingNet",
     "MetaSGD",
+    "MetricLearner",
     "Outcome",
+    "ProtoNet",
     "TaskGradient",
     "accuracy",
 ]

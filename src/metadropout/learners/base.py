@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from metadropout.data import Episode
-from metadropout.noise import NoiseSource
+from metadropout.noise import NoiseSource, as_noise_source
 
 Classifier = Callable[[Tensor], Tensor]
 """An adapted model: images of shape (n, channels, height, width) → logits of shape (n, way)."""
@@ -169,3 +169,15 @@ def class_numbers(y: Tensor, x: Tensor) -> Tensor:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"labels are of type {y.dtype}, but class numbers are integers: y.long()")
     return y.long()
+
+
+def task_noise(generator: torch.Generator | NoiseSource | None, drawer: object) -> NoiseSource | None:
+    """Return the source of a task's randomness, which must be given.
+
+    Args:
+        generator: as given by the caller.
+        drawer: what draws from it.
+    """
+    if generator is None:
+        raise ValueError(f"{type(drawer).__name__} draws noise: pass a generator")
+    return as_noise_source(generator)

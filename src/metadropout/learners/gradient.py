@@ -32,13 +32,14 @@ from metadropout.learners.base import (
     TaskGradient,
     check_samples,
     class_numbers,
+    task_noise,
     with_class_numbers,
 )
 from metadropout.learners.batched import OverTasks, can_be_stacked, one_task, stacked_task_gradients
 from metadropout.learners.checkpointing import recomputed
 from metadropout.networks.functional import weight_names
 from metadropout.networks.layers import PerturbableLayers, find_layers
-from metadropout.noise import NoiseSource, as_noise_source
+from metadropout.noise import NoiseSource
 from metadropout.ops.precision import Precision
 from metadropout.options import Limits
 from metadropout.perturbations import NoPerturbation, Perturbation, PerturbedNetwork
@@ -367,12 +368,8 @@ class GradientLearner(Learner):
 
     def noise_from(self, generator: torch.Generator | NoiseSource | None) -> NoiseSource | None:
         """Return the source of a task's randomness; None where nothing is drawn."""
-        if not (self.perturbation.random or self.is_random):
-            return None
-        if generator is None:
-            who = self.perturbation if self.perturbation.random else self
-            raise ValueError(f"{type(who).__name__} draws noise: pass a generator")
-        return as_noise_source(generator)
+        drawer = self.perturbation if self.perturbation.random else self
+        return task_noise(generator, drawer) if self.perturbation.random or self.is_random else None
 
     def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
         """Take the inner steps again, one by one, until something is not finite."""

@@ -46,7 +46,8 @@ class Conv4(nn.Module, ChannelsLast):
         widths = [in_channels, channels, channels, channels]
         self.blocks = nn.Sequential(*[_block(w, channels, make_norm(norm, channels, norm_eps)) for w in widths])
         side = image_size // 16  # four valid poolings
-        self.head = make_head(channels * side * side, way)
+        self.features = channels * side * side
+        self.head = make_head(self.features, way)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.blocks(channels_last(x))  # (n, channels, side, side)

@@ -50,7 +50,8 @@ class ResNet12(nn.Module, ChannelsLast):
         widths = [in_channels, *channels]
         make = partial(make_norm, norm, eps=norm_eps)
         self.blocks = nn.Sequential(*[ResidualBlock(a, b, make) for a, b in pairwise(widths)])
-        self.head = make_head(channels[-1], way)
+        self.features = channels[-1]
+        self.head = make_head(self.features, way)
 
     @property
     def perturbable(self) -> list[str]:
