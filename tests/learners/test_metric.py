@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from toys import assert_same_weights, finish, make_episode, randomise, start, wait_for, weights
+from toys import UsersModel, assert_same_weights, finish, make_episode, randomise, start, wait_for, weights
 
 import metadropout as md
 from metadropout.cli import main
 from metadropout.learners import LEARNERS
+from metadropout.perturbations import PERTURBATIONS
 from metadropout.training.checkpoints import iteration_of, latest_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -27,7 +28,8 @@ NORMS = ["offset", "batch", "running"]
 def make(kind: str, norm: str = "offset", perturbation: str = "none") -> md.MetricLearner:
     torch.manual_seed(0)
     network = md.Conv4(None, in_channels=1, image_size=16, channels=4, norm=norm)  # type: ignore[arg-type]
-    built = md.perturbations.PERTURBATIONS[perturbation](network)
+    parts = {"parts": [{"name": "metadropout"}, {"name": "weight-gaussian"}]} if perturbation == "combined" else {}
+    built = PERTURBATIONS[perturbation](network, **parts)
     learner = LEARNERS[kind.partition("-")[0]](network, built, **KINDS[kind]).double()
     randomise(learner, scale=0.2)
     return learner  # type: ignore[no-any-return]
@@ -45,20 +47,24 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("inductive", [False, True])
 def test_the_meta_gradient_is_that_of_finite_differences(kind: str, norm: str, inductive: bool) -> None:
-    learner, episode = make(kind, norm), make_episode(inductive=inductive)
+    check_gradients(make(kind, norm), make_episode(inductive=inductive))
+
+
+def check_gradients(learner: md.MetricLearner, episode: md.Episode) -> None:
+    """Hold the gradient of every parameter against the slope of the loss in a random direction."""
     gradients = learner.task_gradient(episode, generator=noise()).gradients
     g = torch.Generator().manual_seed(1)
     for name, parameter in learner.named_parameters():
         direction = torch.randn(parameter.shape, generator=g, dtype=torch.float64)
         values, original = [], parameter.detach().clone()
-        for step in (1e-6, -1e-6):
+        for step in (1e-8, -1e-8):  # a longer one meets a ReLU or a maximum that flips
             with torch.no_grad():
                 parameter.copy_(original + step * direction)
                 values.append(learner.loss(episode, generator=noise()).item())
         with torch.no_grad():
             parameter.copy_(original)
-        slope = (values[0] - values[1]) / 2e-6
-        assert float((gradients[name] * direction).sum()) == pytest.approx(slope, rel=1e-5, abs=1e-7), name
+        slope = (values[0] - values[1]) / 2e-8
+        assert float((gradients[name] * direction).sum()) == pytest.approx(slope, rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -134,6 +140,160 @@ def test_a_failure_says_what_is_not_finite(kind: str) -> None:
     with torch.no_grad():
         learner.network.blocks[0].conv.weight[0] = float("inf")  # type: ignore[union-attr, index]
     assert learner.explain_failure(episode).startswith("'network.blocks.0.conv.weight' is not finite")
+
+
+# Perturbations: support passes are perturbed, query images never.
+
+MEANINGFUL = ["metadropout", "additive", "fixed-gaussian", "independent-gaussian", "deterministic", "learned-variance"]
+MEANINGLESS = ["more-parameters", "mixup", "vib", "information-dropout", "adversarial"]
+
+
+def test_every_perturbation_composes_or_is_refused_with_the_reason(kind: str) -> None:
+    assert {*MEANINGFUL, *MEANINGLESS, "weight-gaussian", "combined", "none"} == PERTURBATIONS.keys()
+    with pytest.raises(ValueError, match="in one batch, which has one set of weights"):
+        make(kind, perturbation="weight-gaussian")
+    for name in MEANINGLESS:
+        with pytest.raises(ValueError, match=r"has no meaning with .*: it acts through the loss of inner steps"):
+            make(kind, perturbation=name)
+    network = md.Conv4(None, image_size=16, channels=4)
+    both = PERTURBATIONS["combined"](network, parts=[{"name": "metadropout"}, {"name": "mixup"}])
+    with pytest.raises(ValueError, match="Mixup has no meaning with ProtoNet"):
+        md.ProtoNet(network, both)
+
+
+@pytest.mark.parametrize("perturbation", MEANINGFUL)
+@pytest.mark.parametrize("inductive", [False, True])
+def test_the_meta_gradient_reaches_the_perturbation_by_the_query_loss(
+    kind: str, perturbation: str, inductive: bool
+) -> None:
+    learner, episode = make(kind, perturbation=perturbation), make_episode(inductive=inductive)
+    check_gradients(learner, episode)
+    gradients = learner.task_gradient(episode, generator=noise()).gradients
+    assert all(g.abs().max() > 0 for name, g in gradients.items() if name.startswith("perturbation."))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("inductive", [False, True])
+def test_prototypes_and_query_features_are_means_over_noise_samples(norm: str, inductive: bool) -> None:
+    learner, episode = make("protonet", norm, "metadropout"), make_episode()
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def spy(weights: object, support: torch.Tensor, members: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        seen.append((support, query))
+        return md.ProtoNet.logits(learner, weights, support, members, query)  # type: ignore[arg-type]
+
+    learner.logits = spy  # type: ignore[method-assign, assignment]
+    *_, together = answers_by_sample(learner, episode, inductive)
+    support, query = (torch.cat(parts) for parts in zip(*seen[:3], strict=True))
+    centres = torch.stack([support[:, episode.support_y == k].mean(dim=(0, 1)) for k in range(3)])
+    torch.testing.assert_close(together, -torch.cdist(query.mean(0), centres).square())
+    torch.testing.assert_close(seen[3], (support, query))  # each sample is what it is alone
+
+
+@pytest.mark.parametrize("inductive", [False, True])
+def test_matching_averages_probabilities_over_noise_samples(inductive: bool) -> None:
+    learner, episode = make("matching", perturbation="metadropout"), make_episode()
+    logits = answers_by_sample(learner, episode, inductive)
+    torch.testing.assert_close(logits[-1].exp(), torch.stack(logits[:-1]).exp().mean(0))
+
+
+class OneSample:
+    """One of the noise samples of a source, again and again."""
+
+    def __init__(self, source: md.NoiseSource, sample: int) -> None:
+        self.source, self.sample = source, sample
+
+    def stream(self, step: int, sample: int) -> Any:
+        return self.source.stream(step, self.sample)
+
+    def fork(self) -> md.NoiseSource:
+        return self.source.fork()
+
+
+def answers_by_sample(learner: md.MetricLearner, episode: md.Episode, inductive: bool) -> list[torch.Tensor]:
+    """Return the logits with each of three noise samples alone, and with all of them."""
+    x, y, query_x, _ = episode.tensors()
+    sources = [OneSample(noise(), sample) for sample in range(3)]
+    alone = [learner.adapt(x, y, inductive=inductive, mc_samples=1, generator=s)(query_x) for s in sources]
+    return [*alone, learner.adapt(x, y, inductive=inductive, mc_samples=3, generator=noise())(query_x)]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_noise_samples_give_the_same_in_one_pass_and_in_several(kind: str, norm: str) -> None:
+    learner, episode = make(kind, norm, "metadropout"), make_episode()
+    x, y, query_x, _ = episode.tensors()
+    logits = []
+    for images in (1, 256):
+        learner.images_per_pass = images
+        logits.append(learner.adapt(x, y, inductive=True, mc_samples=3, generator=noise())(query_x))
+    torch.testing.assert_close(*logits)
+
+
+class WithoutStatistics(torch.nn.Module):
+    """Has no batch normalisation, so that only the perturbation can let an image's features depend on noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.ReLU())
+        self.head = torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("inductive", [False, True])
+def test_support_images_are_perturbed_and_query_images_are_not(inductive: bool) -> None:
+    network = WithoutStatistics()
+    learner, episode = md.ProtoNet(network, md.MetaDropout(network, head="head")).double(), make_episode()
+    x, y, query_x, _ = episode.tensors()
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    learner.logits = lambda w, support, members, query: seen.append((support, query)) or query[0]  # type: ignore
+    for samples in (1, 3):
+        learner.adapt(x, y, inductive=inductive, mc_samples=samples, generator=noise())(query_x)
+    learner(md.Episode(*episode.tensors(), inductive=inductive), generator=noise())
+    (one, query), (three, queries), (training, _) = seen
+    assert torch.allclose(queries, query.expand(3, *query.shape))
+    torch.testing.assert_close(one[0], three[0])
+    torch.testing.assert_close(one, training)
+    assert not torch.allclose(three[0], three[1], rtol=1e-2)
+    weights = dict(learner.named_parameters())
+    clean = learner.perturbed.run(weights, query_x, learner.perturbed.query_pass(weights))
+    torch.testing.assert_close(query[0], clean.detach())
+
+
+def test_gradients_by_images_are_the_same_however_many_passes_are_taken_again(kind: str) -> None:
+    """Attacks on a classifier with several noise samples: the graphs are not held, but computed again."""
+    learner, episode = make(kind, perturbation="metadropout"), make_episode()
+    x, y, query_x, _ = episode.tensors()
+    classify = learner.adapt(x, y, mc_samples=2, generator=noise())
+    images, direction = query_x.clone().requires_grad_(), torch.randn(query_x.shape, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(classify(images).square().sum(), images)
+    step = 1e-8 * direction
+    slope = (classify(query_x + step).square().sum() - classify(query_x - step).square().sum()) / 2e-8
+    assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=1e-5)
+
+
+def test_there_are_no_logits_to_perturb_in_a_network_without_a_head() -> None:
+    network = md.Conv4(None, image_size=16, channels=4)
+    for name in ("metadropout", "additive", "independent-gaussian", "fixed-gaussian", "learned-variance"):
+        perturbation = PERTURBATIONS[name](network)
+        assert perturbation.hidden_names == tuple(f"blocks.{i}.conv" for i in range(4))
+        assert not perturbation.head_noise
+        assert not [parameter for parameter, _ in perturbation.named_parameters() if "head" in parameter]
+
+
+def test_a_users_network_names_the_identity_at_its_end() -> None:
+    model = UsersModel()
+    for head in (None, "fc"):
+        with pytest.raises(
+            ValueError, match=r"takes 'fc' for a head that gives logits: let UsersModel end in an nn.Id"
+        ):
+            md.ProtoNet(model, md.MetaDropout(model, head=head))
+    model.fc = torch.nn.Identity()  # type: ignore[assignment]
+    learner = md.ProtoNet(model, md.MetaDropout(model, head="fc")).double()
+    assert learner.perturbation.hidden_names == ("stem", "body.0", "hidden")
+    assert learner.changed_buffers() == ["network.bn.running_mean", "network.bn.running_var"]
+    check_gradients(learner, make_episode())
 
 
 # A whole life on the command line.

@@ -63,7 +63,6 @@ class MatchingNet(MetricLearner):
         return x[order], y[order]
 
     def logits(self, weights: Mapping[str, Tensor], support: Tensor, members: Tensor, query: Tensor) -> Tensor:
-        query = query.expand(len(support), *query.shape)  # (samples, m, features)
         if self.context is not None:
             support, query = functional_call(self.context, with_prefix(weights, "context."), (support, query))
         similarity = self.similarity(query, support)  # (samples, m, n)

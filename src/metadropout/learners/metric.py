@@ -1,19 +1,21 @@
 """Learners that compare query images with support images: what all of them share is how both become features.
 
-The path of one task, top to bottom: `forward` → `compared` (the query pass, deterministic, with the support images in
-its batch or with their statistics) → `support_features` (support passes with noise) → `logits`, which is all that such
-a learner says itself.
+The path of one task, top to bottom: `forward` → `together` (support images with noise and query images without, in one
+batch) or `apart` (a support pass with noise, then a query pass) → `logits`, which is all that such a learner says
+itself.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
+from torch.utils.checkpoint import checkpoint
 
 from metadropout.data import Episode
 from metadropout.learners.base import (
@@ -28,10 +30,14 @@ from metadropout.learners.base import (
 )
 from metadropout.networks.functional import Normalisation
 from metadropout.networks.norms import LayerStatistics, average_names, averages, averages_after
-from metadropout.noise import NoiseSource
+from metadropout.noise import NoiseSource, NoiseStream
 from metadropout.ops.precision import Precision
 from metadropout.options import Limits
 from metadropout.perturbations import Combined, NoPerturbation, Perturbation, PerturbedNetwork
+from metadropout.perturbations.layers import LayerPerturbation
+
+Features = tuple[Tensor, Tensor]
+"""Features of support and of query images, shapes (samples, n, features) and (samples, m, features)."""
 
 THROUGH_THE_LOSS = ("change_images", "label_loss", "penalty")
 """Methods of perturbations that act through the loss of an inner step."""
@@ -41,10 +47,10 @@ class MetricLearner(Learner):
     """Answers by comparing the features of query images with those of support images; nothing is adapted.
 
     The network, which has no head, is meta-learned from the query loss. A perturbation acts on support images, and is
-    meta-learned by the same gradient, of first order. Statistics of batch normalisations are those of the support and
-    query images in one deterministic pass; in the inductive protocol those of the support images alone. A network with
-    running averages moves them in training, by the statistics of the support and query images in either protocol, and
-    they are what the inductive protocol tests with.
+    meta-learned by the same gradient, of first order. Support and query images go through the network in one batch, and
+    so share the statistics of its normalisations. In the inductive protocol these are of the support images alone. A
+    network with running averages is trained in one batch in either protocol, which moves the averages, and the
+    inductive protocol tests with them.
 
     Args:
         network: maps images to features; any module.
@@ -68,7 +74,7 @@ class MetricLearner(Learner):
         super().__init__()
         self.network, self.images_per_pass = network, images_per_pass
         self.perturbation = perturbation or NoPerturbation(network)
-        _refuse_inner_losses(self.perturbation, type(self).__name__)
+        _check_perturbation(self.perturbation, network, type(self).__name__)
         self.perturbed = PerturbedNetwork(network, self.perturbation, precision=precision)
 
     @abstractmethod
@@ -79,16 +85,20 @@ class MetricLearner(Learner):
             weights: all parameters of the learner, to be used in place of its attributes.
             support: features of the support images under each noise sample, shape (samples, n, features).
             members: 1 where a support image is of a class, 0 elsewhere, shape (n, way).
-            query: features of the query images, shape (m, features).
+            query: features of the query images beside each of these, shape (samples, m, features).
         """
 
     def forward(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> Outcome:
         episode = with_class_numbers(episode)
         weights, noise = dict(self.named_parameters()), self.noise_from(generator)
         x, y = self.arranged(episode.support_x, episode.support_y, noise)
-        together = self.changed_buffers() or not episode.inductive
-        given, seen = None if together else self.perturbed.statistics(weights, x), LayerStatistics()
-        logits = self.compared(weights, x, y, noise, 1, given, seen)(episode.query_x)
+        members, seen = memberships(y).to(x), LayerStatistics()
+        if episode.inductive and not self.changed_buffers():
+            features = self.apart(weights, x, noise, 1)(episode.query_x)
+        else:
+            features = self.together(weights, x, episode.query_x, noise, 1, seen if self.changed_buffers() else None)
+        support, query = features
+        logits = self.logits(weights, support, members, query)
         after = averages_after(self.network, seen)
         return Outcome(
             cross_entropy(logits, episode.query_y), logits, {f"network.{name}": value for name, value in after.items()}
@@ -109,71 +119,87 @@ class MetricLearner(Learner):
             # Copies, so that the classifier stays what it is when training goes on.
             weights = {name: p.detach().clone() for name, p in self.named_parameters()}
             x, y = self.arranged(x, y, noise)
-            given = (averages(self.network) or self.perturbed.statistics(weights, x)) if inductive else None
-            return self.compared(weights, x, y, noise, samples, given)
+            members = memberships(y).to(x)
+            apart = self.apart(weights, x, noise, samples, averages(self.network)) if inductive else None
 
-    def compared(
+        def classify(query_x: Tensor) -> Tensor:
+            support, query = apart(query_x) if apart else self.together(weights, x, query_x, noise, samples)
+            return self.logits(weights, support, members, query)
+
+        return classify
+
+    # Two ways from images to features.
+
+    def together(
         self,
         weights: Mapping[str, Tensor],
         x: Tensor,
-        y: Tensor,
+        query_x: Tensor,
         noise: NoiseSource | None,
         samples: int,
-        given: LayerStatistics | None,
         seen: LayerStatistics | None = None,
-    ) -> Classifier:
-        """Return the comparison with support images as a function of query images.
+    ) -> Features:
+        """Return the features of support and query images, which share a batch, one for each noise sample.
 
         Args:
             weights: all parameters of the learner.
             x: support images.
-            y: their labels.
+            query_x: query images.
             noise: source of all randomness.
-            samples: noise samples of the support images.
-            given: statistics to normalise with; None takes those of support and query images in one batch.
-            seen: filled with the statistics of that batch.
+            samples: noise samples.
+            seen: filled with the statistics of the batch, of which there is one then; None saves their computation.
         """
-        members = memberships(y).to(x)  # (n, way)
-        if given is not None:
-            support = self.support_features(weights, x, given, noise, samples)
-            how = Normalisation(given=given)
-            this = self.perturbed.query_pass(weights)
-            return lambda query_x: self.logits(
-                weights, support, members, self.perturbed.run(weights, query_x, this, how)
-            )
 
-        def classify(query_x: Tensor) -> Tensor:
-            collected: LayerStatistics = {} if seen is None else seen
-            perturbed = not isinstance(self.perturbation, NoPerturbation)
-            # Passes whose statistics nobody asks for run faster.
-            how = Normalisation(collected=collected if perturbed or self.changed_buffers() else None)
-            both = self.perturbed.run(weights, torch.cat([x, query_x]), self.perturbed.query_pass(weights), how)
-            support = both[None, : len(x)]
-            if perturbed:
-                support = self.support_features(weights, x, collected, noise, samples)
-            return self.logits(weights, support, members, both[len(x) :])
+        def run(query_x: Tensor, sample: int) -> Features:
+            streams = self.streams(noise, range(sample, sample + 1))
+            return self.perturbed.run_together(weights, x, query_x, streams, Normalisation(collected=seen))
 
-        return classify
+        # Whoever differentiates by images would hold the graphs of all passes: take each again when it is needed.
+        again = partial(checkpoint, run, use_reentrant=False) if samples > 1 and torch.is_grad_enabled() else run
+        support, query = zip(*[again(query_x, sample) for sample in range(samples)], strict=True)
+        return torch.stack(support), torch.stack(query)
 
-    def support_features(
+    def apart(
         self,
         weights: Mapping[str, Tensor],
         x: Tensor,
-        given: LayerStatistics,
         noise: NoiseSource | None,
         samples: int,
-    ) -> Tensor:
-        """Return the features of support images under each noise sample, shape (samples, n, features)."""
+        given: LayerStatistics | None = None,
+    ) -> Callable[[Tensor], Features]:
+        """Return a function from query images to features of support and query images, which do not share a batch.
+
+        Args:
+            weights: all parameters of the learner.
+            x: support images.
+            noise: source of all randomness.
+            samples: noise samples.
+            given: statistics for all images. Without them support images have the statistics of their own pass, as in
+                inner steps, and query images those of a deterministic pass over support images.
+        """
         per_pass = max(1, self.images_per_pass // len(x)) if self.perturbation.samples_share_a_batch else 1
         parts = []
         for first in range(0, samples, per_pass):
             numbers = range(first, min(first + per_pass, samples))
-            draws = noise is not None and self.perturbation.random
-            streams = [noise.stream(0, sample) for sample in numbers] if draws else []  # type: ignore[union-attr]
             repeated = x.repeat(len(numbers), *[1] * (x.dim() - 1))
-            this = self.perturbed.support_pass(weights, streams)
-            parts.append(self.perturbed.run(weights, repeated, this, Normalisation(given=given)))
-        return torch.cat(parts).view(samples, len(x), -1)
+            this = self.perturbed.support_pass(weights, self.streams(noise, numbers))
+            how = Normalisation(given=given) if given else Normalisation(len(numbers))
+            parts.append(self.perturbed.run(weights, repeated, this, how))
+        support = torch.cat(parts).view(samples, len(x), -1)
+        how, this = (
+            Normalisation(given=given or self.perturbed.statistics(weights, x)),
+            self.perturbed.query_pass(weights),
+        )
+
+        def features(query_x: Tensor) -> Features:
+            query = self.perturbed.run(weights, query_x, this, how)
+            return support, query.expand(samples, *query.shape)
+
+        return features
+
+    def streams(self, noise: NoiseSource | None, samples: range) -> list[NoiseStream]:
+        """Return the draws of noise samples, none where the perturbation draws nothing."""
+        return [noise.stream(0, n) for n in samples] if noise is not None and self.perturbation.random else []
 
     def arranged(self, x: Tensor, y: Tensor, noise: NoiseSource | None) -> tuple[Tensor, Tensor]:
         """Return the support images and labels in the order in which they are compared; by default as they come."""
@@ -209,14 +235,25 @@ def memberships(y: Tensor) -> Tensor:
     return members
 
 
-def _refuse_inner_losses(perturbation: Perturbation, learner: str) -> None:
-    """Refuse perturbations that act through the inner steps: there are none."""
+def _check_perturbation(perturbation: Perturbation, network: nn.Module, learner: str) -> None:
+    """Refuse perturbations that act through inner steps or on logits: there are none."""
     for part in perturbation.modules():
         if not isinstance(part, Perturbation) or isinstance(part, Combined):
             continue
+        name = type(part).__name__
         overrides = any(getattr(type(part), name) is not getattr(Perturbation, name) for name in THROUGH_THE_LOSS)
         if part.adapts or overrides:
             raise ValueError(
-                f"{type(part).__name__} has no meaning with {learner}: it acts through the loss of inner steps, and "
-                f"{learner} takes none; use one that acts on features or weights alone, such as metadropout"
+                f"{name} has no meaning with {learner}: it acts through the loss of inner steps, and {learner} takes "
+                "none; use a perturbation that acts on features alone, such as metadropout"
+            )
+        if part.changes == "weights":
+            raise ValueError(
+                f"{name} cannot be used with {learner}: support and query images go through the network in one batch, "
+                "which has one set of weights, and those of query images are not to be perturbed"
+            )
+        if isinstance(part, LayerPerturbation) and not part.found.gives_features:
+            raise ValueError(
+                f"{learner} compares features, but {name} takes '{part.head_name}' for a head that gives logits: let "
+                f"{type(network).__name__} end in an nn.Identity() and name that: head=..."
             )

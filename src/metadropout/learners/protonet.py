@@ -19,7 +19,7 @@ class ProtoNet(MetricLearner):
     """
 
     def logits(self, weights: Mapping[str, Tensor], support: Tensor, members: Tensor, query: Tensor) -> Tensor:
-        return -squared_distances(query, prototypes(support.mean(dim=0), members))
+        return -squared_distances(query.mean(dim=0), prototypes(support.mean(dim=0), members))
 
 
 def prototypes(support: Tensor, members: Tensor) -> Tensor:

@@ -20,10 +20,14 @@ def initialise(layer: nn.Module, std: float = 0.02) -> None:
         nn.init.zeros_(layer.bias)
 
 
+class NoHead(nn.Identity):
+    """Is where a head would be, in a network that gives features."""
+
+
 def make_head(features: int, way: int | None) -> nn.Module:
     """Return the layer that turns features into logits, with its initial values; one that does nothing for no way."""
     if way is None:
-        return nn.Identity()
+        return NoHead()
     head = nn.Linear(features, way)
     initialise(head)
     return head

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from metadropout.networks.initial import CONVOLUTIONS, TRANSPOSED
+from metadropout.networks.initial import CONVOLUTIONS, TRANSPOSED, NoHead
 from metadropout.ops.kernels import convolution
 from metadropout.ops.precision import Precision, in_bf16
 
@@ -27,6 +27,8 @@ class PerturbableLayers:
     """Whether the hidden layers are the ones that the user or the network named, and not just all there are."""
     head_named: bool = False
     """Whether the user named the head."""
+    gives_features: bool = False
+    """Whether the head is an `nn.Identity`: the network gives features, and there are no logits."""
 
 
 def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: str | None = None) -> PerturbableLayers:
@@ -34,7 +36,8 @@ def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: s
 
     A network can name its own by an attribute `perturbable` (hidden layers only). Without names, every
     convolution and linear layer counts, and the last linear layer is the head, or where there is none the last module
-    with parameters.
+    with parameters. A network that gives features has an `nn.Identity` in the head's place, which has to be named, but
+    not in networks of this library.
 
     Args:
         network: any module.
@@ -53,12 +56,18 @@ def find_layers(network: nn.Module, hidden: Sequence[str] | None = None, head: s
                 f"'{name}' is not a convolution or hidden linear layer of {type(network).__name__}; it has {others}"
             )
     return PerturbableLayers(
-        tuple(others if named is None else named), chosen, hidden_named=named is not None, head_named=head is not None
+        tuple(others if named is None else named),
+        chosen,
+        hidden_named=named is not None,
+        head_named=head is not None,
+        gives_features=isinstance(network.get_submodule(chosen), nn.Identity),
     )
 
 
 def _guess_head(network: nn.Module, known: Mapping[str, nn.Module], hidden: Sequence[str]) -> str:
     """Guess which module gives the logits, other than the hidden ones."""
+    if absent := [str(name) for name, module in network.named_modules() if isinstance(module, NoHead)]:
+        return absent[0]
     linear = [name for name, layer in known.items() if isinstance(layer, nn.Linear) and name not in hidden]
     if linear:
         return linear[-1]

@@ -42,7 +42,8 @@ class Additive(LayerPerturbation):
         super().__init__(network, layers=layers, head=head)
         self.noise_scale = noise_scale
         self.add_twins(network)
-        self.add_head_twin(network)
+        if self.head_noise:
+            self.add_head_twin(network)
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         if not this.support:

@@ -41,7 +41,8 @@ class IndependentGaussian(MultiplicativePerturbation):
         for name in self.hidden_names:
             channels = channels_of(network.get_submodule(name))
             self.means[module_key(name)] = parameter_of(network, name).new_full((channels,), self.initial_mean)
-        self.means[module_key(self.head_name)] = parameter_of(network, self.head_name).new_zeros(1)
+        if self.head_noise:
+            self.means[module_key(self.head_name)] = parameter_of(network, self.head_name).new_zeros(1)
 
     def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
         mean = this.weights[f"means.{module_key(name)}"]

@@ -23,6 +23,8 @@ NOISE_NEEDS_SECOND_ORDER = (
 class LayerPerturbation(Perturbation):
     """Acts on the outputs of convolutions and hidden linear layers (`hidden`), and of the head (`on_head`).
 
+    Where the network gives features and no logits, nothing acts on the head.
+
     Args:
         network: any module.
         layers: names of the layers to perturb; by default all convolutions and hidden linear layers.
@@ -37,6 +39,7 @@ class LayerPerturbation(Perturbation):
         super().__init__(network)
         self.found = found = find_layers(network, layers, head)
         self.hidden_names, self.head_name = found.hidden, found.head
+        self.head_noise = self.head_noise and not found.gives_features
         # Linear layers have their features last, also where they see many tokens of an image.
         self.channel_axis = {
             name: -1 if isinstance(network.get_submodule(name), nn.Linear) else 1 for name in found.hidden

@@ -46,11 +46,11 @@ class MetaDropout(MultiplicativePerturbation):
         super().__init__(network, start=start, layers=layers, head=head)
         if link not in ("softplus", "exp"):
             raise ValueError(f"link is '{link}', but only 'softplus' and 'exp' are known")
-        self.link, self.head_noise = link, head_noise
+        self.link, self.head_noise = link, head_noise and not self.found.gives_features
         plain = type(self).hidden is MetaDropout.hidden  # subclasses may do more at a layer than the noisy product
         self.shares_first_layer = plain and link == "softplus"  # type: ignore[misc]
         self.add_mean_twins(network)
-        if head_noise:
+        if self.head_noise:
             self.add_head_twin(network)
 
     @property

@@ -106,7 +106,8 @@ class PerturbedNetwork:
     ) -> tuple[Tensor, Tensor]:
         """Run support and query images in one batch, so that they share normalisation's statistics.
 
-        The support images are perturbed as in a support pass, the query images as in a deterministic one.
+        The support images are perturbed as in a support pass, the query images as in a deterministic one. As a batch
+        has one set of weights, perturbations of weights cannot act.
 
         Returns:
             The outputs for the support images, as many times over as there are noise samples, and for the query images.
@@ -116,7 +117,6 @@ class PerturbedNetwork:
         n = len(repeated)
         theta = with_prefix(weights, "network.")
         self._check_calls(theta, query_x)
-        theta = self.perturbation.change_weights(theta, support)
 
         def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
             noisy = self.perturbation.after(name, h[:n], f[:n], support)
