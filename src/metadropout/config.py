@@ -29,6 +29,7 @@ from metadropout.options import (
     Way,
     check_options,
     check_value,
+    options_of,
 )
 from metadropout.perturbations import PERTURBATIONS
 from metadropout.safe_yaml import read_yaml
@@ -70,6 +71,7 @@ class EpisodeOptions:
         train_way: classes in a task of meta-training; as many as in testing by default.
         train_shot: support images per class in meta-training; as many as in testing by default.
         train_query: query images per class in meta-training; as many as in testing by default.
+        train_protocol: how query images are normalised in meta-training; as in testing by default.
     """
 
     way: Way = 5
@@ -79,6 +81,7 @@ class EpisodeOptions:
     train_way: Way | None = None
     train_shot: Shot | None = None
     train_query: Shot | None = None
+    train_protocol: Literal["transductive", "inductive"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,14 +394,16 @@ def _exchange_part(axis: str, merged: dict[str, Any], name: Any) -> None:
     section = merged.get(axis, {})
     if not isinstance(section, Mapping):
         return  # a mistake that is named later
-    # Learners inherit one constructor, so that an inner_lr means the same to all of them.
-    if _constructor(axis, section.get("name", DEFAULT_PARTS[axis])) is not _constructor(axis, name):
-        merged[axis] = {}
+    # Learners inherit options, so that an inner_lr means the same to all that do not declare one of their own.
+    before, after = _owners(axis, section.get("name", DEFAULT_PARTS[axis])), _owners(axis, name)
+    if before != after:
+        merged[axis] = {k: v for k, v in section.items() if k in before and before[k] is after.get(k)}
 
 
-def _constructor(axis: str, name: Any) -> Callable[..., Any] | None:
+def _owners(axis: str, name: Any) -> dict[str, Callable[..., Any]]:
+    """Return which function declares each option of a part."""
     part = AXES[axis].get(str(name))
-    return getattr(part, "__init__", None) if isinstance(part, type) else part
+    return {} if part is None else {option.name: option.owner for option in options_of(part)}
 
 
 def _override(merged: dict[str, Any], dotted: str, value: Any) -> None:

@@ -72,26 +72,45 @@ class Option:
     """Of the option, or of each value in its list."""
     checked: Any
     """The type with its limits, for pydantic."""
+    owner: Callable[..., Any]
+    """The function that declares it: the part itself, its constructor, or one that the constructor hands on to."""
 
 
 @cache
 def options_of(part: Callable[..., Any]) -> tuple[Option, ...]:
-    """List the options of a class or function: its keyword-only parameters, with the help of its docstring."""
-    function = part.__init__ if inspect.isclass(part) else part
-    plain, full = get_type_hints(function), get_type_hints(function, include_extras=True)
+    """List the options of a class or function: its keyword-only parameters, with the help of its docstring.
+
+    A constructor that ends in `**options` hands them on to its base class, and so has the options of that one, too.
+    """
+    found: dict[str, Option] = {}
     help_texts = _argument_help(part)
-    return tuple(
-        Option(
-            p.name,
-            plain[p.name],
-            p.default,
-            help_texts.get(p.name, ""),
-            next(_limits_in(full[p.name]), None),
-            _with_choices_as_text(full[p.name]),
-        )
-        for p in inspect.signature(part).parameters.values()
-        if p.kind is inspect.Parameter.KEYWORD_ONLY
-    )
+    for function in reversed(list(_functions_of(part))):
+        plain, full = get_type_hints(function), get_type_hints(function, include_extras=True)
+        for p in inspect.signature(function).parameters.values():
+            if p.kind is inspect.Parameter.KEYWORD_ONLY:
+                found[p.name] = Option(
+                    p.name,
+                    plain[p.name],
+                    p.default,
+                    help_texts.get(p.name, ""),
+                    next(_limits_in(full[p.name]), None),
+                    _with_choices_as_text(full[p.name]),
+                    function,
+                )
+    return tuple(found.values())
+
+
+def _functions_of(part: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield what takes a part's options: a function, or a constructor and those that it hands options on to."""
+    if not inspect.isclass(part):
+        yield part
+        return
+    for owner in inspect.getmro(part):
+        if "__init__" in vars(owner):
+            yield owner.__init__
+            kinds = [p.kind for p in inspect.signature(owner.__init__).parameters.values()]
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                return
 
 
 def check_options(

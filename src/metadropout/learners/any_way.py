@@ -26,16 +26,16 @@ def with_head_rows(learner: GradientLearner, change: Callable[[Tensor], Tensor])
     Args:
         learner: whose network ends in a linear layer.
         change: what becomes of each tensor that has a row per class: the head's weight and bias, and what belongs to
-            them element by element, such as step sizes and deviations of weights.
+            them element by element, such as step sizes, deviations of weights and moments of gradients.
     """
     head, changed = learner.layers().head, copy.deepcopy(learner)
     for part in ("weight", "bias"):
         name = f"{head}.{part}"
         original = dict(learner.network.named_parameters()).get(name)
-        for key, parameter in changed.named_parameters():
+        for key, tensor in (*changed.named_parameters(), *changed.named_buffers()):
             belongs = key.endswith((name, module_key(name)))
-            if original is not None and belongs and parameter.shape == original.shape:
-                parameter.data = change(parameter.data)
+            if original is not None and belongs and tensor.shape == original.shape:
+                tensor.data = change(tensor.data)
     return changed
 
 

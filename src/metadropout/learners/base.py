@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import log_softmax
 
 from metadropout.data import Episode
 from metadropout.noise import NoiseSource, as_noise_source
@@ -139,6 +141,19 @@ class Learner(nn.Module, ABC):
 def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the fraction of images whose largest logit is their label's."""
     return (logits.argmax(dim=1) == labels).float().mean()
+
+
+def averaged(classifiers: Sequence[Classifier]) -> Classifier:
+    """Return the classifier whose probabilities are the mean of several's; its logits are their logarithms."""
+    if len(classifiers) == 1:
+        return classifiers[0]
+    return lambda x: mean_log_probabilities([classify(x) for classify in classifiers])
+
+
+def mean_log_probabilities(logits: Sequence[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of the probabilities that several logits give to each class."""
+    logs = torch.stack([log_softmax(each, dim=-1) for each in logits])  # (samples, n, way)
+    return logs.logsumexp(dim=0) - math.log(len(logits))
 
 
 def check_samples(asked: int) -> int:

@@ -16,7 +16,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from metadropout.learners.base import (
     Learner,
     Outcome,
     TaskGradient,
+    averaged,
     check_samples,
     class_numbers,
     task_noise,
@@ -41,7 +42,7 @@ from metadropout.networks.functional import weight_names
 from metadropout.networks.layers import PerturbableLayers, find_layers
 from metadropout.noise import NoiseSource
 from metadropout.ops.precision import Precision
-from metadropout.options import Limits
+from metadropout.options import Limits, Samples
 from metadropout.perturbations import NoPerturbation, Perturbation, PerturbedNetwork
 from metadropout.perturbations.base import Weights
 from metadropout.perturbations.layers import LayerPerturbation
@@ -62,6 +63,7 @@ class GradientLearner(Learner):
         inner_lr: step size of the inner steps.
         steps: number of inner steps.
         test_steps: number of inner steps in testing; as many as in training by default.
+        train_samples: noise samples per inner step in meta-training, where there is noise.
         first_order: leave the derivative of the inner gradients out: faster, less exact.
         norm_second_order: false treats the gradients that come back through batch normalisations as constants when
             inner gradients are differentiated: no part of the method, but what the authors' program does in effect.
@@ -76,6 +78,8 @@ class GradientLearner(Learner):
 
     is_random: bool = False
     """Whether it draws numbers itself, beside the perturbation's."""
+    adapts_normalisation: ClassVar[bool] = False
+    """Whether the parameters of normalisation layers are adapted, too, where nobody says what is."""
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class GradientLearner(Learner):
         inner_lr: Annotated[float, Limits(0, 1000)] = 0.1,
         steps: Annotated[int, Limits(0, 1000)] = 5,
         test_steps: Annotated[int, Limits(0, 1000)] | None = None,
+        train_samples: Samples = 1,
         first_order: bool = False,
         norm_second_order: bool = True,
         adapted: Sequence[str] | None = None,
@@ -95,12 +100,14 @@ class GradientLearner(Learner):
         super().__init__()
         self.network = network
         self.perturbation = perturbation or NoPerturbation(network)
-        if first_order and self.perturbation.needs_second_order:
+        trained = any(p.requires_grad for p in self.perturbation.parameters())
+        if first_order and trained and self.perturbation.needs_second_order:
             raise ValueError(
                 f"first_order cannot be used with {type(self.perturbation).__name__}: "
                 f"{self.perturbation.needs_second_order}"
             )
-        if first_order and gradient_checkpointing:
+        has_state = type(self).inner_init is not GradientLearner.inner_init
+        if first_order and gradient_checkpointing and not has_state:
             raise ValueError("gradient_checkpointing is of no use with first_order, which keeps no graph of the steps")
         if min(steps, test_steps or 0) < 0 or images_per_pass < 1 or math.isnan(inner_lr):
             raise ValueError(
@@ -108,6 +115,7 @@ class GradientLearner(Learner):
                 f"({images_per_pass}) at least 1, and inner_lr ({inner_lr}) a number"
             )
         self.inner_lr, self.steps, self.test_steps = inner_lr, steps, test_steps
+        self.train_samples = check_samples(train_samples)
         self.first_order, self.images_per_pass = first_order, images_per_pass
         self.precision: Precision = precision
         self.gradient_checkpointing = gradient_checkpointing
@@ -165,7 +173,8 @@ class GradientLearner(Learner):
             over_tasks: turns a function of one task into one of as many tasks as are stacked.
         """
         x, y = episode.support_x, episode.support_y
-        weights = self.inner_steps(weights, x, y, noise, 1, differentiable=True, over_tasks=over_tasks)
+        samples = 1 if noise is None else self.train_samples
+        weights = self.inner_steps(weights, x, y, noise, samples, differentiable=True, over_tasks=over_tasks)
 
         def loss_of(weights: Weights, *tensors: Tensor) -> tuple[Tensor, Tensor]:
             return self.query_loss(weights, Episode(*tensors, inductive=episode.inductive), noise)
@@ -193,8 +202,19 @@ class GradientLearner(Learner):
     ) -> Classifier:
         with torch.inference_mode(False):
             x, y = (t.clone() if t.is_inference() else t for t in (x, y))
-            weights = self.adapted_weights(x, y, mc_samples=mc_samples, generator=generator)
-            return self.classifier(weights, x, inductive=inductive)
+            models = self.adapted_models(x, y, mc_samples=mc_samples, generator=generator)
+            return averaged([self.classifier(weights, x, inductive=inductive) for weights in models])
+
+    def adapted_models(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        mc_samples: int | None = None,
+        generator: torch.Generator | NoiseSource | None = None,
+    ) -> list[Weights]:
+        """Return the adapted weights whose probabilities testing averages; by default one set of them."""
+        return [self.adapted_weights(x, y, mc_samples=mc_samples, generator=generator)]
 
     def adapted_weights(
         self,
@@ -402,7 +422,9 @@ class GradientLearner(Learner):
 
     def _names_to_adapt(self, asked: Sequence[str] | None) -> list[str]:
         known = [name for name, _ in (*self.network.named_parameters(), *self.network.named_buffers())]
-        if asked is None:
+        if asked is None and self.adapts_normalisation:
+            asked = [name for name, p in self.network.named_parameters() if p.requires_grad]
+        elif asked is None:
             asked = weight_names(self.network)
         elif unknown := sorted(set(asked) - set(known)):
             raise ValueError(f"{unknown} are not parameters of {type(self.network).__name__}; it has {known}")

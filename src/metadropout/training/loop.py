@@ -340,13 +340,14 @@ def episode_sampler(config: Config, splits: Splits, split: str, key: int, seed: 
     if images is None:
         raise DataError(f"{config.data['name']} has no {split} classes in this run")
     episode = config.episode
-    way, shot, query = episode.way, episode.shot, episode.query
+    way, shot, query, protocol = episode.way, episode.shot, episode.query, episode.protocol
     if split == "train" and key == TRAINING:
         way, shot, query = episode.train_way or way, episode.train_shot or shot, episode.train_query or query
+        protocol = episode.train_protocol or protocol
     mixed = mix_seed(config.seed if seed is None else seed, key)
     try:
         return EpisodeSampler(
-            images, way=way, shot=shot, query=query, seed=mixed, inductive=episode.protocol == "inductive"
+            images, way=way, shot=shot, query=query, seed=mixed, inductive=protocol == "inductive"
         )
     except DataError as error:
         raise DataError(f"{config.data['name']}, {split} classes: {error}") from None
