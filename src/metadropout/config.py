@@ -321,7 +321,7 @@ def build_learner(config: Config, image_shape: ImageShape) -> Learner:
             way = config.episode.train_way or config.episode.way
             kind = _build("learner", config.learner)
             network: nn.Module = _build("network", config.network)(
-                way if kind.network_gives == "logits" else None,
+                {"logits": way, "a logit": 1, "features": None}[kind.network_gives],
                 in_channels=image_shape.channels,
                 image_size=image_shape.height,
                 **_options(config.network),

@@ -69,7 +69,11 @@ class Probe:
         self._activations = find_activations(learner.network)
         watched = (*self.found.hidden, self.found.head, *self._activations)
         self._perturbed = PerturbedNetwork(
-            learner.network, learner.perturbation, precision=learner.precision, watched=watched
+            learner.network,
+            learner.perturbation,
+            precision=learner.precision,
+            watched=watched,
+            compose=learner.network_weights,
         )
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from metadropout.errors import ConfigError
 from metadropout.networks.initial import CONVOLUTIONS
 from metadropout.networks.layers import module_key
 
@@ -42,10 +43,16 @@ def with_head_rows(learner: GradientLearner, change: Callable[[Tensor], Tensor])
 def with_way(learner: GradientLearner, way: int) -> GradientLearner:
     """Return a learner for tasks with that many classes: itself where its head has as many rows."""
     try:
-        head = learner.network.get_submodule(learner.layers().head)
+        name = learner.layers().head
     except ValueError:  # a network without a head that is known as such: it serves the tasks it was made for
         return learner
+    head = learner.network.get_submodule(name)
     # So does one whose head is a module of the user's, of which nobody knows where the rows are.
     if not isinstance(head, (*CONVOLUTIONS, nn.Linear)) or is_parametrized(head) or len(head.weight) == way:
         return learner
-    return with_head_rows(learner, lambda rows: rows.mean(dim=0, keepdim=True).repeat(way, *[1] * (rows.dim() - 1)))
+    if f"network.{name}.weight" not in learner.adapted_names:
+        raise ConfigError(
+            f"{type(learner).__name__} was trained on tasks of {len(head.weight)} classes and cannot do tasks of {way}: it does "
+            "not adapt its head, so a class has no row but the one that training gave it"
+        )
+    return learner.with_head_rows(lambda rows: rows.mean(dim=0, keepdim=True).repeat(way, *[1] * (rows.dim() - 1)))

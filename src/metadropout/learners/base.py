@@ -52,8 +52,8 @@ class Learner(nn.Module, ABC):
     of its constructor are its options in recipes and on the command line.
     """
 
-    network_gives: ClassVar[Literal["logits", "features"]] = "logits"
-    """Whether its network ends with a head that gives logits, or without one, with features."""
+    network_gives: ClassVar[Literal["logits", "a logit", "features"]] = "logits"
+    """Whether its network ends with a head that gives a logit for each class, or only one, or without a head."""
     tasks_in_order: ClassVar[bool] = False
     """Whether a task depends on the tasks before it, so that a meta-batch is computed in order, by one thread."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from metadropout.data import Episode
-from metadropout.learners.any_way import with_way
+from metadropout.learners.any_way import with_head_rows, with_way
 from metadropout.learners.base import (
     TEST_SAMPLES,
     Classifier,
@@ -120,7 +120,11 @@ class GradientLearner(Learner):
         self.precision: Precision = precision
         self.gradient_checkpointing = gradient_checkpointing
         self.perturbed = PerturbedNetwork(
-            network, self.perturbation, precision=precision, norm_second_order=norm_second_order
+            network,
+            self.perturbation,
+            precision=precision,
+            norm_second_order=norm_second_order,
+            compose=self.network_weights,
         )
         self.adapted_names = self._names_to_adapt(adapted)
         if not self.adapted_names:
@@ -129,6 +133,21 @@ class GradientLearner(Learner):
 
     def add_meta_parameters(self) -> None:
         """Make the learner's own meta-learned parameters; called last in the constructor, does nothing by default."""
+
+    # What a learner says of its weights: which are adapted, and what the network runs with.
+
+    def adapted_by_default(self) -> Sequence[str]:
+        """Return the names of the network's parameters and buffers that are adapted where the user names none."""
+        return weight_names(self.network)
+
+    def network_weights(self, theta: Weights, weights: Mapping[str, Tensor]) -> Weights:
+        """Return what the network runs with in every pass; by default its own weights, as adapted.
+
+        Args:
+            theta: the network's weights by name.
+            weights: all tensors of the task, the learner's meta-parameters among them.
+        """
+        return theta
 
     # What a learner says of its inner optimiser: two functions of tensors, and a state that is a dictionary of them.
 
@@ -233,6 +252,14 @@ class GradientLearner(Learner):
 
     def for_way(self, way: int) -> GradientLearner:
         return with_way(self, way)
+
+    def with_head_rows(self, change: Callable[[Tensor], Tensor]) -> GradientLearner:
+        """Return a copy whose head has other rows.
+
+        Args:
+            change: what becomes of each tensor that has a row per class.
+        """
+        return with_head_rows(self, change)
 
     def layers(self) -> PerturbableLayers:
         """Return the hidden layers and the head of its network, as its perturbation sees them."""
@@ -422,10 +449,8 @@ class GradientLearner(Learner):
 
     def _names_to_adapt(self, asked: Sequence[str] | None) -> list[str]:
         known = [name for name, _ in (*self.network.named_parameters(), *self.network.named_buffers())]
-        if asked is None and self.adapts_normalisation:
-            asked = [name for name, p in self.network.named_parameters() if p.requires_grad]
-        elif asked is None:
-            asked = weight_names(self.network)
+        if asked is None:
+            asked = self.adapted_by_default()
         elif unknown := sorted(set(asked) - set(known)):
             raise ValueError(f"{unknown} are not parameters of {type(self.network).__name__}; it has {known}")
         names = [f"network.{name}" for name in asked]

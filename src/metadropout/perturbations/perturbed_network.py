@@ -15,6 +15,9 @@ from metadropout.noise import CounterStream, NoiseStream
 from metadropout.ops.precision import Precision
 from metadropout.perturbations.base import Pass, Perturbation, Weights
 
+Composition = Callable[[Weights, Mapping[str, Tensor]], Weights]
+"""Called with the network's weights and all of the learner's; what it returns is what the network runs with."""
+
 Watcher = Callable[[str, Tensor, Tensor, Tensor], None]
 """Called with a layer's name, input, output, and what the network went on with."""
 
@@ -31,6 +34,7 @@ class PerturbedNetwork:
         precision: of convolutions.
         norm_second_order: whether gradients that come back through batch normalisations can be differentiated again.
         watched: names of further layers that are shown to the watcher of a pass.
+        compose: what the network runs with in place of its own weights, after the perturbation has changed those.
     """
 
     def __init__(
@@ -41,7 +45,9 @@ class PerturbedNetwork:
         precision: Precision = "full",
         norm_second_order: bool = True,
         watched: Iterable[str] = (),
+        compose: Composition = lambda theta, weights: theta,
     ) -> None:
+        self._compose = compose
         self.network, self.perturbation, self.precision = network, perturbation, precision
         self._acts_on = frozenset(perturbation.sites)
         outputs = dict.fromkeys((*watched, *perturbation.sites))
@@ -91,9 +97,9 @@ class PerturbedNetwork:
             return self.perturbation.before(name, h, this)
 
         if not acts:
-            return self._unperturbed(theta, x, on_output, normalisation)
+            return self._unperturbed(self._compose(theta, weights), x, on_output, normalisation)
         self._check_calls(theta, x)
-        theta = self.perturbation.change_weights(theta, this)
+        theta = self._compose(self.perturbation.change_weights(theta, this), weights)
         return self._function(theta, x, on_output, normalisation, on_input)
 
     def run_together(
@@ -117,6 +123,7 @@ class PerturbedNetwork:
         n = len(repeated)
         theta = with_prefix(weights, "network.")
         self._check_calls(theta, query_x)
+        theta = self._compose(theta, weights)
 
         def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
             noisy = self.perturbation.after(name, h[:n], f[:n], support)

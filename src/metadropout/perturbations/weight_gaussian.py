@@ -51,5 +51,5 @@ class WeightGaussian(Perturbation):
         noisy = {}
         for name in self.noisy_names:
             std = torch.exp(this.weights[f"log_std.{module_key(name)}"])
-            noisy[name] = theta[name] + std * stream.normal(std.shape, std)
+            noisy[name] = theta[name] + std * stream.normal(theta[name].shape, std)
         return theta | noisy

@@ -16,7 +16,6 @@ from metadropout.analysis.figures.drawing import COLOURS, image_grid, new_figure
 from metadropout.analysis.tracing import Probe, draws_features
 from metadropout.data import Episode
 from metadropout.learners import GradientLearner
-from metadropout.learners.any_way import with_head_rows
 from metadropout.learners.base import TEST_SAMPLES
 from metadropout.noise import SeededNoise
 
@@ -183,7 +182,7 @@ def cut_head(learner: GradientLearner, classes: tuple[int, int] = (0, 1)) -> Gra
 
     Labels are given to classes at random in meta-training, so which two is of no importance.
     """
-    return with_head_rows(learner, lambda rows: rows[list(classes)])
+    return learner.with_head_rows(lambda rows: rows[list(classes)])
 
 
 def _row(
