@@ -29,7 +29,7 @@ class Outcome:
     loss: Tensor
     logits: Tensor
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    """What the task makes of the learner's buffers, by name: running averages, say."""
+    """What the task makes of the learner's buffers, by name: running averages, say; of several tasks, stacked."""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ def stacked_task_gradients(
             {name: gradient[task] for name, gradient in zip(wanted, gradients, strict=True)},
             losses[task],
             accuracy(logits[task], episode.query_y),
+            {name: values[task] for name, values in outcome.buffers.items()},
         )
         for task, episode in enumerate(episodes)
     ]

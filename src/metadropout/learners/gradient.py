@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -194,12 +194,17 @@ class GradientLearner(Learner):
         x, y = episode.support_x, episode.support_y
         samples = 1 if noise is None else self.train_samples
         weights = self.inner_steps(weights, x, y, noise, samples, differentiable=True, over_tasks=over_tasks)
+        return self.judge(weights, episode, noise, over_tasks)
+
+    def judge(
+        self, weights: Weights, episode: Episode, noise: NoiseSource | None, over_tasks: OverTasks = one_task
+    ) -> Outcome:
+        """Return how well the model of given weights does on query images; arguments as for `learn`."""
 
         def loss_of(weights: Weights, *tensors: Tensor) -> tuple[Tensor, Tensor]:
             return self.query_loss(weights, Episode(*tensors, inductive=episode.inductive), noise)
 
-        loss, logits = over_tasks(loss_of)(weights, *episode.tensors())
-        return Outcome(loss, logits)
+        return Outcome(*over_tasks(loss_of)(weights, *episode.tensors()))
 
     def task_gradients(
         self, episodes: Sequence[Episode], generators: Sequence[torch.Generator | NoiseSource | None]
@@ -296,7 +301,23 @@ class GradientLearner(Learner):
         over_tasks: OverTasks = one_task,
         steps: int | None = None,
     ) -> Weights:
-        """Take all inner steps and return all weights after them.
+        """Take all inner steps and return all weights after them; arguments as for `inner_path`."""
+        for after in self.inner_path(weights, x, y, noise, mc_samples, differentiable, over_tasks, steps):
+            weights = after
+        return weights if differentiable else {name: w.detach() for name, w in weights.items()}
+
+    def inner_path(
+        self,
+        weights: Weights,
+        x: Tensor,
+        y: Tensor,
+        noise: NoiseSource | None,
+        mc_samples: int,
+        differentiable: bool,
+        over_tasks: OverTasks = one_task,
+        steps: int | None = None,
+    ) -> Iterator[Weights]:
+        """Yield all weights before the first inner step and after each.
 
         Args:
             weights: all tensors of the task.
@@ -311,16 +332,17 @@ class GradientLearner(Learner):
         if type(self).inner_init is not GradientLearner.inner_init:
             state = over_tasks(partial(self.inner_init, noise=noise))(weights)
             weights = weights | {STATE + name: tensor for name, tensor in state.items()}
+        yield weights
         for number in range(self.steps if steps is None else steps):
             step = partial(self._step, x=x, y=y, step=number, noise=noise, mc_samples=mc_samples, over_tasks=over_tasks)
             if not differentiable:
-                weights |= {name: weights[name].detach().requires_grad_() for name in self.adapted_names}
+                weights = weights | {name: weights[name].detach().requires_grad_() for name in self.adapted_names}
             if differentiable and self.gradient_checkpointing:
                 changed = [*self.adapted_names, *(name for name in weights if name.startswith(STATE))]
                 weights = weights | recomputed(step, weights, self.adapted_names, changed)
             else:
                 weights = weights | step(weights, differentiable=differentiable)
-        return weights if differentiable else {name: w.detach() for name, w in weights.items()}
+            yield weights
 
     def _step(
         self,

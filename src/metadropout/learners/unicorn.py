@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -34,7 +34,7 @@ class OneRow(GradientLearner):
                 f"build the network with way=1, not with {max(rows, default=0)} rows to adapt"
             )
 
-    def inner_steps(
+    def inner_path(
         self,
         weights: Weights,
         x: Tensor,
@@ -44,14 +44,14 @@ class OneRow(GradientLearner):
         differentiable: bool,
         over_tasks: OverTasks = one_task,
         steps: int | None = None,
-    ) -> Weights:
+    ) -> Iterator[Weights]:
         way = int(y.max()) + 1  # there are support images of every class
 
         def rows(weights: Weights) -> Weights:
             return {name: weights[name].repeat(way, *[1] * (weights[name].dim() - 1)) for name in self.head_names}
 
         weights = weights | over_tasks(rows)(weights)
-        return super().inner_steps(weights, x, y, noise, mc_samples, differentiable, over_tasks, steps)
+        yield from super().inner_path(weights, x, y, noise, mc_samples, differentiable, over_tasks, steps)
 
     def for_way(self, way: int) -> GradientLearner:
         return self
