@@ -8,10 +8,11 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -101,6 +102,48 @@ def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=g, dtype=parameter.dtype) * scale)
+
+
+STEP = 1e-9  # of the finite differences: tiny, because a ReLU or a maximum may flip; float64 leaves 1e-7 of rounding
+
+
+def assert_finite_differences(
+    learner: md.Learner, episode: md.Episode, groups: Mapping[str, Sequence[str]], source: md.NoiseSource | None = None
+) -> None:
+    """Hold the meta-gradient against differences of the loss, in a random direction within each group of parameters."""
+    gradients = learner.task_gradient(episode, generator=source).gradients
+    parameters = dict(learner.named_parameters())
+    for group, names in groups.items():
+        g = torch.Generator().manual_seed(3)
+        direction = {n: torch.randn(parameters[n].shape, generator=g, dtype=torch.float64) for n in names}
+        expected = sum((gradients[n] * direction[n]).sum().item() for n in names)
+        losses = []
+        for move in (STEP, -2 * STEP, STEP):  # to p + h·d, to p − h·d, and back
+            with torch.no_grad():
+                for n in names:
+                    parameters[n].add_(direction[n], alpha=move)
+            losses.append(learner.loss(episode, generator=source).item())
+        measured = (losses[0] - losses[1]) / (2 * STEP)
+        assert abs(measured - expected) < 1e-6 + 1e-4 * abs(expected), (group, measured, expected)
+        assert abs(expected) > 1e-3, f"{group}: a direction without effect shows nothing"
+
+
+def assert_batched_equals_loop(learner: md.GradientLearner, episodes: Sequence[md.Episode] | None = None) -> None:
+    """Hold tasks that are run side by side against the same tasks one after the other."""
+    episodes = episodes or [make_episode(seed=seed) for seed in range(3)]
+    noises = [md.SeededNoise(seed) for seed in range(len(episodes))]
+    with patch.object(type(learner), "task_gradient", side_effect=AssertionError("one by one")):
+        batched = learner.task_gradients(episodes, noises)
+    loop = [learner.task_gradient(e, generator=n) for e, n in zip(episodes, noises, strict=True)]
+    assert not torch.allclose(loop[0].loss, loop[1].loss)
+    # Gradients are of size 0.01 to 1, but for biases before a normalisation, which are nothing but rounding.
+    for a, b in zip(batched, loop, strict=True):
+        torch.testing.assert_close(a.loss, b.loss, rtol=1e-10, atol=1e-12)
+        assert a.accuracy == b.accuracy
+        assert a.buffers == b.buffers
+        assert a.gradients.keys() == b.gradients.keys()
+        for name in a.gradients:
+            torch.testing.assert_close(a.gradients[name], b.gradients[name], rtol=1e-10, atol=1e-10, msg=name)
 
 
 DIVERGING = ["--perturbation.name", "vib", "--perturbation.kl_weight", "1000"]

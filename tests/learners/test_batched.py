@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import make_episode, make_perturbation, randomise
+from toys import assert_batched_equals_loop, make_episode, make_perturbation, randomise
 
 import metadropout as md
 from metadropout.perturbations import PERTURBATIONS, NoPerturbation, Pass
@@ -24,22 +24,6 @@ def make_learner(kind: str, perturbation: str, network: nn.Module, **options: An
     if kind == "metasgd":
         randomise(learner.step_sizes, scale=0.002, seed=2)
     return learner
-
-
-def assert_batched_equals_loop(learner: md.GradientLearner, episodes: Sequence[md.Episode] | None = None) -> None:
-    episodes = episodes or [make_episode(seed=seed) for seed in range(3)]
-    noises = [md.SeededNoise(seed) for seed in range(len(episodes))]
-    with patch.object(md.GradientLearner, "task_gradient", side_effect=AssertionError("one by one")):
-        batched = learner.task_gradients(episodes, noises)
-    loop = [learner.task_gradient(e, generator=n) for e, n in zip(episodes, noises, strict=True)]
-    assert not torch.allclose(loop[0].loss, loop[1].loss)
-    # Gradients are of size 0.01 to 1, but for biases before a normalisation, which are nothing but rounding.
-    for a, b in zip(batched, loop, strict=True):
-        torch.testing.assert_close(a.loss, b.loss, rtol=1e-10, atol=1e-12)
-        assert a.accuracy == b.accuracy
-        assert a.gradients.keys() == b.gradients.keys()
-        for name in a.gradients:
-            torch.testing.assert_close(a.gradients[name], b.gradients[name], rtol=1e-10, atol=1e-10, msg=name)
 
 
 @pytest.mark.parametrize("inductive", [False, True], ids=["transductive", "inductive"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from metadropout.learners.maml import MAML
 
 
@@ -15,6 +13,6 @@ class ANIL(MAML):
 
     title = "ANIL"
 
-    def adapted_by_default(self) -> Sequence[str]:
+    def adapted_by_default(self) -> list[str]:
         head = self.layers().head
         return [f"{head}.{name}" for name, _ in self.network.get_submodule(head).named_parameters()]

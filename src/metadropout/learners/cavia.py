@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from metadropout.learners.maml import MAML
 
 
@@ -19,7 +17,7 @@ class CAVIA(MAML):
 
     title = "CAVIA"
 
-    def adapted_by_default(self) -> Sequence[str]:
+    def adapted_by_default(self) -> list[str]:
         names = [name for name, _ in self.network.named_buffers() if name.rpartition(".")[2] == "context"]
         if not names:
             raise ValueError(

@@ -67,7 +67,7 @@ class GradientLearner(Learner):
         first_order: leave the derivative of the inner gradients out: faster, less exact.
         norm_second_order: false treats the gradients that come back through batch normalisations as constants when
             inner gradients are differentiated: no part of the method, but what the authors' program does in effect.
-        adapted: names of the network's parameters that the inner steps change; by default all but normalisation's.
+        adapted: names of the network's parameters that the inner steps change; the learner's choice by default.
             Buffers can be named, too: each task starts with their values, which are not meta-learned.
         images_per_pass: most images in one support pass; more Monte-Carlo samples than fit are run in turn.
         precision: "bf16" rounds what convolutions multiply to bfloat16; statistics, losses, inner steps and weights
@@ -136,8 +136,8 @@ class GradientLearner(Learner):
 
     # What a learner says of its weights: which are adapted, and what the network runs with.
 
-    def adapted_by_default(self) -> Sequence[str]:
-        """Return the names of the network's parameters and buffers that are adapted where the user names none."""
+    def adapted_by_default(self) -> list[str]:
+        """Return which of the network's parameters are adapted where nobody names them: all but normalisation's."""
         return weight_names(self.network)
 
     def network_weights(self, theta: Weights, weights: Mapping[str, Tensor]) -> Weights:
