@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import metadropout as md
 from metadropout.learners import CAVIA, MTNet
@@ -162,9 +162,7 @@ def cavia_name(name: str) -> str:
 
 def build_cavia(case: dict[str, Any]) -> tuple[CAVIA, list[md.Episode]]:
     way, filters = case["way"], case["filters"]
-    network = md.Conv4(way, in_channels=3, image_size=28, channels=filters, context=case["context"])
-    for block in network.blocks:
-        block.norm = nn.BatchNorm2d(filters, track_running_stats=False)
+    network = md.Conv4(way, in_channels=3, image_size=28, channels=filters, norm="batch", context=case["context"])
     learner = CAVIA(network, inner_lr=case["inner_lr"], steps=case["steps"]).double()
     parameters = dict(learner.named_parameters())
     r = np.random.RandomState(case["seed"])

@@ -19,6 +19,7 @@ from metadropout.perturbations import Pass
 
 LEARNERS = {"maml": md.MAML, "metasgd": md.MetaSGD}
 
+
 def groups(learner: md.GradientLearner) -> dict[str, list[str]]:
     """The learner's parameters by what the paper calls them."""
     names = [name for name, _ in learner.named_parameters()]

@@ -158,9 +158,7 @@ def test_masks_belong_to_the_task_in_training_and_testing(conv4: md.Conv4, episo
         learner(episode)
 
 
-def test_metadropout_does_not_change_the_masks_and_has_samples_of_its_own(
-    conv4: md.Conv4, episode: md.Episode
-) -> None:
+def test_metadropout_does_not_change_the_masks_and_has_samples_of_its_own(conv4: md.Conv4, episode: md.Episode) -> None:
     noisy, plain = make(MTNet, conv4, md.MetaDropout(conv4).double()), make(MTNet, conv4)
     assert isinstance(noisy, MTNet)
     assert isinstance(plain, MTNet)

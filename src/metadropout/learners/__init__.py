@@ -5,6 +5,7 @@ from metadropout.learners.base import Classifier, Learner, Outcome, TaskGradient
 from metadropout.learners.cavia import CAVIA
 from metadropout.learners.gradient import GradientLearner
 from metadropout.learners.maml import MAML
+from metadropout.learners.mamlpp import MAMLPlusPlus
 from metadropout.learners.matching import MatchingNet
 from metadropout.learners.metasgd import MetaSGD
 from metadropout.learners.metric import MetricLearner
@@ -25,6 +26,7 @@ LEARNERS = Registry(
         "mtnet": MTNet,
         "cavia": CAVIA,
         "anil": ANIL,
+        "mamlpp": MAMLPlusPlus,
         "unicorn": Unicorn,
         "unicorn-metasgd": UnicornMetaSGD,
     },
@@ -38,6 +40,7 @@ __all__ = [
     "Classifier",
     "GradientLearner",
     "Learner",
+    "MAMLPlusPlus",
     "MTNet",
     "MatchingNet",
     "MetaSGD",

@@ -52,7 +52,7 @@ def with_way(learner: GradientLearner, way: int) -> GradientLearner:
         return learner
     if f"network.{name}.weight" not in learner.adapted_names:
         raise ConfigError(
-            f"{type(learner).__name__} was trained on tasks of {len(head.weight)} classes and cannot do tasks of {way}: it does "
-            "not adapt its head, so a class has no row but the one that training gave it"
+            f"{type(learner).__name__} was trained on tasks of {len(head.weight)} classes and cannot do tasks of "
+            f"{way}: it does not adapt its head, so a class has no row but the one that training gave it"
         )
     return learner.with_head_rows(lambda rows: rows.mean(dim=0, keepdim=True).repeat(way, *[1] * (rows.dim() - 1)))

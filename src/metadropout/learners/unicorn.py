@@ -19,7 +19,8 @@ class OneRow(GradientLearner):
     """A gradient-based learner whose network has a head of one row, from which every class of a task starts.
 
     No class is then different from another before the first step, so that the order of classes has no influence, and a
-    task may have any number of them.
+    task may have any number of them. As the row is added to all logits alike, which softmax does not see, its values
+    have no influence either: a row of zeros does the same, and the first step changes the head alone.
     """
 
     network_gives: ClassVar[Literal["a logit"]] = "a logit"
@@ -50,7 +51,9 @@ class OneRow(GradientLearner):
         def rows(weights: Weights) -> Weights:
             return {name: weights[name].repeat(way, *[1] * (weights[name].dim() - 1)) for name in self.head_names}
 
-        weights = weights | over_tasks(rows)(weights)
+        # Of the row's gradient, which is zero, only rounding would be left, and Adam would make steps of it.
+        start = {name: tensor.detach().requires_grad_() for name, tensor in over_tasks(rows)(weights).items()}
+        weights = weights | start
         yield from super().inner_path(weights, x, y, noise, mc_samples, differentiable, over_tasks, steps)
 
     def for_way(self, way: int) -> GradientLearner:
@@ -63,8 +66,8 @@ class OneRow(GradientLearner):
 class Unicorn(OneRow, MAML):
     """MAML whose head starts from one vector for all classes (UNICORN-MAML; Ye and Chao, 2022).
 
-    Adapted: all weights, the head's rows each for its class. Meta-learned: the initial weights, of the head one row.
-    The order of classes has no influence, and a task may have any number of classes.
+    Adapted: all weights, the head's rows each for its class. Meta-learned: the initial weights. The head's are one row,
+    whatever its values, so that the order of classes has no influence and a task may have any number of them.
     """
 
     title = "UNICORN-MAML"
