@@ -346,8 +346,6 @@ def episode_sampler(config: Config, splits: Splits, split: str, key: int, seed: 
         protocol = episode.train_protocol or protocol
     mixed = mix_seed(config.seed if seed is None else seed, key)
     try:
-        return EpisodeSampler(
-            images, way=way, shot=shot, query=query, seed=mixed, inductive=protocol == "inductive"
-        )
+        return EpisodeSampler(images, way=way, shot=shot, query=query, seed=mixed, inductive=protocol == "inductive")
     except DataError as error:
         raise DataError(f"{config.data['name']}, {split} classes: {error}") from None
