@@ -24,7 +24,13 @@ from metadropout.errors import ConfigError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-AXES = ("data", "network", "perturbation", "learner")
+AXES = {
+    "data": "metadropout.data",
+    "network": "metadropout.networks",
+    "perturbation": "metadropout.perturbations",
+    "learner": "metadropout.learners",
+}
+"""Where the parts of each axis are."""
 
 
 class Registry(dict[str, Any]):
@@ -55,6 +61,7 @@ def register(axis: str, name: str) -> Callable[[T], T]:
         raise ValueError(f"'{name}' cannot be the name of a part: use small letters, digits and dashes, not 'custom'")
 
     def add(part: T) -> T:
+        importlib.import_module(AXES[axis])  # so that the library's own parts are there
         registry = REGISTRIES[axis]
         before = registry.get(name)
         same = before is not None and (before.__module__, before.__qualname__) == (part.__module__, part.__qualname__)

@@ -17,6 +17,7 @@ from metadropout.errors import MetadropoutError
 
 WORK = """
 import resource, torch
+import metadropout.learners  # as all programs do: what else is in memory decides which blocks can be reused
 
 def prepare(value):
     def work():

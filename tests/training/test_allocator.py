@@ -8,6 +8,7 @@ import pytest
 
 COUNT_FAULTS = """
 import resource, sys, threading, torch
+import metadropout.learners  # as a run does: what else is in memory decides which blocks can be reused
 from metadropout.training.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
