@@ -208,8 +208,10 @@ class Config:
 
     def computed_options(self) -> dict[str, Any]:
         """Return those options that say what a run computes, its number of iterations aside."""
-        # Validating changes no weights, and how convolutions are computed changes nothing but their rounding.
-        others = (*MAY_CHANGE, "training.validate_", "training.validation_", "training.convolutions")
+        # Validating changes no weights. How noise and convolutions are computed is the run's own affair: two ways of
+        # it are the same method.
+        own = ("training.validate_", "training.validation_", "training.noise", "training.convolutions")
+        others = (*MAY_CHANGE, *own)
         return {name: value for name, value in self.options().items() if not name.startswith(others)}
 
 

@@ -106,9 +106,9 @@ def _functions_of(part: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         yield part
         return
     for owner in inspect.getmro(part):
-        if "__init__" in vars(owner):
-            yield owner.__init__
-            kinds = [p.kind for p in inspect.signature(owner.__init__).parameters.values()]
+        if (constructor := vars(owner).get("__init__")) is not None:
+            yield constructor
+            kinds = [p.kind for p in inspect.signature(constructor).parameters.values()]
             if inspect.Parameter.VAR_KEYWORD not in kinds:
                 return
 

@@ -144,8 +144,9 @@ def _start_or_resume(
         describe_run(run, splits.identity)
     else:
         run = open_run(folder)
-        choices = run.config.training.convolutions  # the machine may be another one, but the run stays the same
-        config = replace(config, training=replace(config.training, convolutions=choices))
+        # The machine and the version may be others, but the run stays the same.
+        own = {"noise": run.config.training.noise, "convolutions": run.config.training.convolutions}
+        config = replace(config, training=replace(config.training, **own))
         check_same_run(run, config)
         run.latest()
         run.check_data(splits.identity)
