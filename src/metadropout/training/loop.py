@@ -145,8 +145,9 @@ def _start_or_resume(
     else:
         run = open_run(folder)
         # The machine and the version may be others, but the run stays the same.
-        own = {"noise": run.config.training.noise, "convolutions": run.config.training.convolutions}
-        config = replace(config, training=replace(config.training, **own))
+        own = run.config.training
+        training = replace(config.training, noise=own.noise, convolutions=own.convolutions)
+        config = replace(config, training=training)
         check_same_run(run, config)
         run.latest()
         run.check_data(splits.identity)
