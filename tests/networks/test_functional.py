@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,13 +91,18 @@ def test_resnet12_perturbs_its_3x3_convolutions_and_not_its_shortcuts() -> None:
 
 
 @pytest.mark.parametrize("kind", [md.Conv4, md.ResNet12])
-def test_a_network_that_gives_features_has_no_head_unless_one_is_named(kind: type[nn.Module]) -> None:
+def test_a_network_of_the_library_that_gives_features_is_known_to_do_so(kind: type[nn.Module]) -> None:
     network = kind(None, in_channels=1, image_size=16)
+    layers = find_layers(network)
+    assert all(isinstance(network.get_submodule(name), nn.Conv2d) for name in layers.hidden)
+    assert (layers.head, layers.gives_features) == ("head", True)
+
+
+def test_any_other_network_that_gives_features_has_to_name_the_place_of_its_head() -> None:
+    network = nn.Sequential(OrderedDict(conv=nn.Conv2d(1, 2, 3), norm=nn.BatchNorm2d(2), head=nn.Identity()))
     with pytest.raises(ValueError, match=r"has no layer that is known to be its head; name it: head="):
         find_layers(network)
-    layers = find_layers(network, head="head")
-    assert all(isinstance(network.get_submodule(name), nn.Conv2d) for name in layers.hidden)
-    assert (layers.head, layers.head_named) == ("head", True)
+    assert find_layers(network, head="head").gives_features
 
 
 def test_conv4_has_the_papers_feature_sizes() -> None:
