@@ -66,8 +66,9 @@ def groups() -> list[list[recipes.Table]]:
     found: list[list[recipes.Table]] = []
     for table in recipes.tables().values():
         near = [group for group in found if any(table.settings.keys() & other.settings for other in group)]
+        place = found.index(near[0]) if near else len(found)
         found = [group for group in found if group not in near]
-        found.append([*(other for group in near for other in group), table])
+        found.insert(place, [*(other for group in near for other in group), table])
     return found
 
 

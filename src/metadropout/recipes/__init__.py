@@ -2,7 +2,8 @@
 
 A YAML file of this folder is a family: settings (data, sizes) and rows (learner, perturbation). Each setting with each
 row is a recipe, so that a family of rows is written once and not once per setting. A family may take its settings from
-others (`settings_of`), and is a table whose rows are printed in a given `order`.
+others (`settings_of`), and is a table whose rows are printed in a given `order`. Sections that a row `replaces` are not
+taken from the setting: an inner_lr means nothing to a learner without inner steps.
 Its `source` says who reports its figures. A setting for which nobody reports any may be `like` one that has some.
 """
 
@@ -124,9 +125,10 @@ def _recipes() -> dict[str, dict[str, Any]]:
 def _combine(setting_name: str, setting: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     combined: dict[str, Any] = {"description": f"{row['title']} on {setting['title']}"}
     special = row.get("only", {}).get(setting_name, {})
-    for part in (setting, row, special):
+    kept = {section: options for section, options in setting.items() if section not in row.get("replaces", [])}
+    for part in (kept, row, special):
         for section, options in part.items():
-            if section not in ("title", "like", "reported", "only"):
+            if section not in ("title", "like", "reported", "only", "replaces"):
                 combined[section] = {**combined.get(section, {}), **options}
     if (reported := row.get("reported", {}).get(setting_name)) is not None:
         combined["reported"] = dict(zip(("accuracy", "interval"), reported, strict=False))
