@@ -8,14 +8,19 @@ from metadropout.errors import CheckpointError, ConfigError, DataError, Metadrop
 if TYPE_CHECKING:
     from metadropout.data import ArrayImages, Episode, EpisodeSampler, Splits, open_dataset, split_classes
     from metadropout.learners import (
+        ABML,
+        FOMAML,
         MAML,
         GradientLearner,
         Learner,
         MatchingNet,
+        MetaLSTM,
         MetaSGD,
         MetricLearner,
         Outcome,
+        Platipus,
         ProtoNet,
+        Reptile,
         TaskGradient,
     )
     from metadropout.networks import Conv4, ResNet12
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ABML",
+    "FOMAML",
     "MAML",
     "ArrayImages",
     "CheckpointError",
@@ -41,6 +48,7 @@ __all__ = [
     "LoadedRun",
     "MatchingNet",
     "MetaDropout",
+    "MetaLSTM",
     "MetaSGD",
     "MetadropoutError",
     "MetricLearner",
@@ -48,8 +56,10 @@ __all__ = [
     "NoiseSource",
     "Outcome",
     "Perturbation",
+    "Platipus",
     "ProtoNet",
     "RecordedNoise",
+    "Reptile",
     "ResNet12",
     "SeededNoise",
     "Splits",
@@ -75,6 +85,11 @@ _MODULES = {
         "MetricLearner",
         "Outcome",
         "ProtoNet",
+        "ABML",
+        "FOMAML",
+        "MetaLSTM",
+        "Platipus",
+        "Reptile",
         "TaskGradient",
     ),
     "networks": ("Conv4", "ResNet12"),

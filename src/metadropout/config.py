@@ -44,13 +44,6 @@ AXES: dict[str, Mapping[str, Callable[..., Any]]] = {
 
 DEFAULT_PARTS = {"data": "glyphs", "network": "conv4", "perturbation": "metadropout", "learner": "maml"}
 
-LEARNER_NAMES = {
-    "maml": "MAML",
-    "metasgd": "Meta-SGD",
-    "protonet": "Prototypical Networks",
-    "matching": "Matching Networks",
-}
-
 CUSTOM = "custom"
 """Name of a part that is an object of a Python program and not a part of a recipe."""
 
@@ -286,7 +279,7 @@ def method_name(config: Config) -> str:
         parts = (config.learner["class"], config.perturbation["class"])
         names = [part.rpartition(".")[2] for part in parts]
         return " + ".join(name for name in names if name not in ("", "NoPerturbation"))
-    learner = LEARNER_NAMES.get(config.learner["name"], config.learner["name"])
+    learner = LEARNERS[config.learner["name"]].title or config.learner["name"]
     name = config.perturbation["name"]
     return learner if name == "none" else f"{learner} + {'Meta-dropout' if name == 'metadropout' else name}"
 

@@ -53,6 +53,7 @@ Way = Annotated[int, Limits(2, 10_000)]
 Shot = Annotated[int, Limits(1, 10_000)]
 Iterations = Annotated[int, Limits(1, 99_999_999)]  # the names of checkpoints have eight digits
 Episodes = Annotated[int, Limits(1, 1_000_000)]
+Steps = Annotated[int, Limits(0, 1000)]
 Samples = Annotated[int, Limits(1, 10_000)]
 Threads = Annotated[int, Limits(0, 1024)]
 ImageSize = Annotated[int, Limits(1, 1024)]
@@ -106,7 +107,7 @@ def _functions_of(part: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         yield part
         return
     for owner in inspect.getmro(part):
-        if (constructor := vars(owner).get("__init__")) is not None:
+        if constructor := vars(owner).get("__init__"):
             yield constructor
             kinds = [p.kind for p in inspect.signature(constructor).parameters.values()]
             if inspect.Parameter.VAR_KEYWORD not in kinds:

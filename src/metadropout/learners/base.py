@@ -52,6 +52,8 @@ class Learner(nn.Module, ABC):
     of its constructor are its options in recipes and on the command line.
     """
 
+    title: ClassVar[str] = ""
+    """What it is called in reports; by default its name in recipes."""
     network_gives: ClassVar[Literal["logits", "a logit", "features"]] = "logits"
     """Whether its network ends with a head that gives a logit for each class, or only one, or without a head."""
     tasks_in_order: ClassVar[bool] = False

@@ -16,7 +16,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ from metadropout.networks.functional import weight_names
 from metadropout.networks.layers import PerturbableLayers, find_layers
 from metadropout.noise import NoiseSource
 from metadropout.ops.precision import Precision
-from metadropout.options import Limits, Samples
+from metadropout.options import Limits, Samples, Steps
 from metadropout.perturbations import NoPerturbation, Perturbation, PerturbedNetwork
 from metadropout.perturbations.base import Weights
 from metadropout.perturbations.layers import LayerPerturbation
@@ -78,8 +78,6 @@ class GradientLearner(Learner):
 
     is_random: bool = False
     """Whether it draws numbers itself, beside the perturbation's."""
-    adapts_normalisation: ClassVar[bool] = False
-    """Whether the parameters of normalisation layers are adapted, too, where nobody says what is."""
 
     def __init__(
         self,
@@ -87,8 +85,8 @@ class GradientLearner(Learner):
         perturbation: Perturbation | None = None,
         *,
         inner_lr: Annotated[float, Limits(0, 1000)] = 0.1,
-        steps: Annotated[int, Limits(0, 1000)] = 5,
-        test_steps: Annotated[int, Limits(0, 1000)] | None = None,
+        steps: Steps = 5,
+        test_steps: Steps | None = None,
         train_samples: Samples = 1,
         first_order: bool = False,
         norm_second_order: bool = True,
@@ -226,19 +224,9 @@ class GradientLearner(Learner):
     ) -> Classifier:
         with torch.inference_mode(False):
             x, y = (t.clone() if t.is_inference() else t for t in (x, y))
-            models = self.adapted_models(x, y, mc_samples=mc_samples, generator=generator)
+            y = class_numbers(y, x)
+            models = self.adapted_models(x, y, self.samples_used(mc_samples), self.noise_from(generator))
             return averaged([self.classifier(weights, x, inductive=inductive) for weights in models])
-
-    def adapted_models(
-        self,
-        x: Tensor,
-        y: Tensor,
-        *,
-        mc_samples: int | None = None,
-        generator: torch.Generator | NoiseSource | None = None,
-    ) -> list[Weights]:
-        """Return the adapted weights whose probabilities testing averages; by default one set of them."""
-        return [self.adapted_weights(x, y, mc_samples=mc_samples, generator=generator)]
 
     def adapted_weights(
         self,
@@ -250,9 +238,21 @@ class GradientLearner(Learner):
     ) -> Weights:
         """Return all parameters after the inner steps, without a graph; arguments as for `adapt`."""
         samples, noise = self.samples_used(mc_samples), self.noise_from(generator)
-        # Copies, so that the adapted model stays what it is when training goes on.
-        weights = {name: p.detach().clone() for name, p in self.initial_weights().items()}
         y = class_numbers(y, x)
+        return self.test_steps_from(self.test_start(x, y, samples, noise), x, y, samples, noise)
+
+    def adapted_models(self, x: Tensor, y: Tensor, samples: int, noise: NoiseSource | None) -> list[Weights]:
+        """Return the adapted weights whose probabilities testing averages; by default one set of them."""
+        return [self.adapted_weights(x, y, mc_samples=samples, generator=noise)]
+
+    def test_start(self, x: Tensor, y: Tensor, samples: int, noise: NoiseSource | None) -> Weights:
+        """Return what the inner steps of testing start from, as copies: training may go on beside an adapted model."""
+        return {name: p.detach().clone() for name, p in self.initial_weights().items()}
+
+    def test_steps_from(
+        self, weights: Weights, x: Tensor, y: Tensor, samples: int, noise: NoiseSource | None
+    ) -> Weights:
+        """Take the inner steps of testing."""
         return self.inner_steps(weights, x, y, noise, samples, differentiable=False, steps=self.test_steps)
 
     def for_way(self, way: int) -> GradientLearner:

@@ -11,6 +11,8 @@ from metadropout.perturbations.base import Weights
 class MAML(GradientLearner):
     """Learns initial weights from which a few gradient steps lead to a good model of a task (Finn et al., 2017)."""
 
+    title = "MAML"
+
     def inner_step(
         self, weights: Weights, gradients: Weights, *, loss: Tensor, state: Weights, step: int
     ) -> tuple[Weights, Weights]:

@@ -39,6 +39,8 @@ class MatchingNet(MetricLearner):
         precision: "bf16" rounds what convolutions multiply to bfloat16.
     """
 
+    title = "Matching Networks"
+
     def __init__(
         self,
         network: nn.Module,

@@ -16,6 +16,8 @@ class MetaSGD(GradientLearner):
     The step sizes start at `inner_lr`, may take any sign, and are shared by all inner steps.
     """
 
+    title = "Meta-SGD"
+
     def add_meta_parameters(self) -> None:
         self.step_sizes = nn.ParameterDict(
             {module_key(name): torch.full_like(value, self.inner_lr) for name, value in self.adapted_tensors().items()}

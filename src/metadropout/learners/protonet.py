@@ -18,6 +18,8 @@ class ProtoNet(MetricLearner):
     it tests with (`episode.train_way`).
     """
 
+    title = "Prototypical Networks"
+
     def logits(self, weights: Mapping[str, Tensor], support: Tensor, members: Tensor, query: Tensor) -> Tensor:
         return -squared_distances(query.mean(dim=0), prototypes(support.mean(dim=0), members))
 

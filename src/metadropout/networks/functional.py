@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,8 +33,30 @@ NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.Instanc
 def weight_names(network: nn.Module) -> list[str]:
     """List a network's parameters but frozen ones and those of normalisation layers: what θ means by default."""
     norms = {name for name, module in network.named_modules() if isinstance(module, NORMS)}
-    trainable = [name for name, p in network.named_parameters() if p.requires_grad]
-    return [name for name in trainable if name.rpartition(".")[0] not in norms]
+    return [name for name in trainable_names(network) if name.rpartition(".")[0] not in norms]
+
+
+def trainable_names(network: nn.Module) -> list[str]:
+    """List a network's parameters but frozen ones."""
+    return [name for name, p in network.named_parameters() if p.requires_grad]
+
+
+def cancelled_biases(network: nn.Module) -> dict[str, str]:
+    """Find biases whose gradient is zero, because the batch normalisation right after their layer takes them away.
+
+    Found where the two follow each other in an `nn.Sequential`.
+
+    Returns:
+        The biases' names, and their layers'.
+    """
+    found = {}
+    for name, module in network.named_modules():
+        if type(module) is nn.Sequential:  # a subclass may run its parts in another way
+            for (child, layer), (_, norm) in pairwise(module.named_children()):
+                if isinstance(layer, (*CONVOLUTIONS, nn.Linear)) and isinstance(norm, BATCH_NORMS):
+                    path = f"{name}.{child}".removeprefix(".")
+                    found[f"{path}.bias"] = path
+    return found
 
 
 @dataclass

@@ -189,6 +189,28 @@ class PerturbedNetwork:
 
         return classify
 
+    def joint_classifier(
+        self, weights: Mapping[str, Tensor], support_x: Tensor, images_per_pass: int
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the network as a function of query images, each normalised in one batch with the support images.
+
+        Args:
+            weights: adapted weights.
+            support_x: the images that they were adapted to.
+            images_per_pass: most images in one pass, unless it is for a single query image.
+        """
+        n, this = len(support_x), self.query_pass(weights)
+
+        def classify(x: Tensor) -> Tensor:
+            logits = []
+            for queries in torch.split(x, max(1, images_per_pass // (n + 1))):
+                batches = torch.cat([part for image in queries for part in (support_x, image[None])])
+                outputs = self.run(weights, batches, this, Normalisation(groups=len(queries)))
+                logits.append(outputs.view(len(queries), n + 1, -1)[:, -1])
+            return torch.cat(logits)
+
+        return classify
+
     def change_images(self, weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Let the perturbation change the images of an inner step; the change is treated as constant."""
         constant = {name: w.detach() for name, w in weights.items()}
