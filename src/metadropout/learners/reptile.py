@@ -101,6 +101,7 @@ class Reptile(GradientLearner):
             return {name: weights[name] - self.inner_lr * g for name, g in gradients.items()}, state
         after = {"decay": self.beta2 * state["decay"]}
         rate = self.inner_lr * (1 - after["decay"]).sqrt()
+        gradients = {name: self.batch * g for name, g in gradients.items()}  # theirs is of the sum: 1e-8 is for that
         for name, g in gradients.items():
             after[self.moments[name]] = self.beta2 * state[self.moments[name]] + (1 - self.beta2) * g.square()
         roots = {name: after[self.moments[name]].sqrt() + 1e-8 for name in gradients}  # as TensorFlow writes Adam
