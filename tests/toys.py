@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -239,3 +239,53 @@ def change_config(run: Path, section: str, **options: object) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
     config[section].update(options)
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+class SmoothModel(nn.Module):
+    """A model without kinks or normalisations, so that finite differences are exact to many digits."""
+
+    def __init__(self, way: int = 3) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(256, 5)
+        self.head = nn.Linear(5, way)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+def smooth_model(scale: float = 0.3) -> SmoothModel:
+    torch.manual_seed(0)
+    model = SmoothModel().double()
+    randomise(model, scale=scale)
+    return model
+
+
+def assert_finite_differences(
+    gradients: dict[str, Tensor],
+    parameters: dict[str, nn.Parameter],
+    groups: dict[str, list[str]],
+    loss: Callable[[], Tensor],
+    step: float = 1e-6,
+    rel: float = 1e-6,
+) -> None:
+    """Hold gradients against differences of a loss along a random direction in each group of parameters."""
+    assert sorted(gradients) == sorted(name for names in groups.values() for name in names)
+    for group, names in groups.items():
+        g = torch.Generator().manual_seed(3)
+        direction = {n: torch.randn(parameters[n].shape, generator=g, dtype=torch.float64) for n in names}
+        expected = sum((gradients[n] * direction[n]).sum().item() for n in names)
+        values = []
+        for move in (step, -2 * step, step):  # to p + h·d, to p − h·d, and back
+            with torch.no_grad():
+                for n in names:
+                    parameters[n].add_(direction[n], alpha=move)
+            values.append(loss().item())
+        measured = (values[0] - values[1]) / (2 * step)
+        assert abs(expected) > 1e-6, f"{group}: a direction without effect shows nothing"
+        assert abs(measured - expected) <= rel * abs(expected) + 1e-9, f"{group}: {measured} is not {expected}"
+
+
+def grouped(names: Iterable[str], *prefixes: str) -> dict[str, list[str]]:
+    """Sort parameters by how their names begin."""
+    names = list(names)
+    return {prefix: [name for name in names if name.startswith(prefix)] for prefix in prefixes}

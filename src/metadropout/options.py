@@ -6,6 +6,7 @@ A number says in its type which values it may have: `steps: Annotated[int, Limit
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -185,10 +186,10 @@ def _limits_in(kind: Any) -> Iterator[Limits]:
 
 
 def _with_choices_as_text(kind: Any) -> Any:
-    """Let a choice among numbers be given as text, as it comes from the command line; pydantic would not."""
+    """Let a choice among numbers, or true, be given as text, as it comes from the command line; pydantic would not."""
     if get_origin(kind) is not Literal:
         return kind
-    choices = {str(choice): choice for choice in get_args(kind)}
+    choices = {json.dumps(choice).strip('"'): choice for choice in get_args(kind)}
     return Annotated[
         kind, BeforeValidator(lambda value: choices.get(value, value) if isinstance(value, str) else value)
     ]
