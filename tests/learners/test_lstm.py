@@ -102,7 +102,7 @@ def test_the_meta_gradient_is_exact_with_losses_and_gradients_held_constant(monk
     replay = list(recorded)
     monkeypatch.setattr(learner, "support_gradient", lambda weights, x, y, step, *_, **__: replay[step])
     groups = grouped(gradients, "network.", "lstm.", "forget_gate.", "input_gate.")
-    assert_finite_differences(gradients, dict(learner.named_parameters()), groups, lambda: learner.loss(episode))
+    assert_finite_differences(learner, episode, groups, gradients=gradients, step=1e-6, tolerance=1e-6)
 
 
 def test_in_second_order_the_gradient_of_the_step_is_differentiated_and_what_the_gates_see_is_not(
@@ -122,7 +122,7 @@ def test_in_second_order_the_gradient_of_the_step_is_differentiated_and_what_the
         return learner.loss(episode, generator=source)
 
     groups = grouped(gradients, "network.", "lstm.", "forget_gate.", "input_gate.", "perturbation.")
-    assert_finite_differences(gradients, dict(learner.named_parameters()), groups, loss)
+    assert_finite_differences(learner, episode, groups, gradients=gradients, loss=loss, step=1e-6, tolerance=1e-6)
 
 
 def test_meta_dropout_is_refused_unless_the_raw_gradient_keeps_its_graph(conv4: md.Conv4) -> None:

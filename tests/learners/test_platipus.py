@@ -12,6 +12,7 @@ from toys import assert_finite_differences, grouped, make_episode, make_perturba
 
 import metadropout as md
 from metadropout.learners.platipus import PRIOR
+from metadropout.ops import kernels
 
 
 def make(network: nn.Module, perturbation: Any = None, **options: Any) -> md.Platipus:
@@ -31,11 +32,9 @@ def test_the_meta_gradient_equals_finite_differences(perturbation: str) -> None:
     randomise(learner.prior_std, scale=0.3, seed=4)
     randomise(learner.posterior_std, scale=0.3, seed=5)
     episode = make_episode()
-    gradients = learner.task_gradient(episode, generator=source).gradients
     prefixes = ["network.", "prior_std.", "posterior_std.", "prior_lr", "posterior_lr"]
-    groups = grouped(gradients, *prefixes, *(["perturbation."] if perturbation != "none" else []))
-    parameters = dict(learner.named_parameters())
-    assert_finite_differences(gradients, parameters, groups, lambda: learner.loss(episode, generator=source))
+    groups = grouped(dict(learner.named_parameters()), *prefixes, *(["perturbation."] if perturbation != "none" else []))
+    assert_finite_differences(learner, episode, groups, source, step=1e-6, tolerance=1e-6)
 
 
 def test_without_spread_steps_of_the_means_and_divergence_it_is_maml(conv4: md.Conv4) -> None:
@@ -155,3 +154,26 @@ def test_the_draws_of_initial_weights_do_not_depend_on_the_perturbation(conv4: m
     for sample in range(2):
         a, b = (learner.draw(means, stds, source, sample) for learner in (plain, noisy))
         assert torch.equal(a["network.head.weight"], b["network.head.weight"])
+
+
+def test_parameters_of_a_perturbation_that_are_adapted_take_steps_with_the_drawn_weights_held_fixed(
+    conv4: md.Conv4, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make(conv4, make_perturbation("more-parameters", conv4))
+    episode, source = make_episode(), md.SeededNoise(0)
+    own = [n for n in learner.adapted_names if n.startswith("perturbation.")]
+    original, checked = learner.inner_steps, []
+
+    def spy(weights: dict[str, Tensor], x: Tensor, y: Tensor, noise: Any, samples: int, **how: Any) -> Any:
+        fixed = {n: w.detach() for n, w in weights.items()}
+        expected = original(fixed, x, y, noise, samples, differentiable=False)
+        found = original(weights, x, y, noise, samples, **how)
+        for n in own:
+            torch.testing.assert_close(found[n], expected[n])
+        checked.append(len(own))
+        return found
+
+    monkeypatch.setattr(learner, "inner_steps", spy)
+    with kernels.disabled():
+        learner.loss(episode, generator=source)
+    assert checked[0] > 0

@@ -134,7 +134,7 @@ class GradientLearner(Learner):
 
     # What a learner says of its weights: which are adapted, and what the network runs with.
 
-    def adapted_by_default(self) -> list[str]:
+    def adapted_by_default(self) -> Sequence[str]:
         """Return which of the network's parameters are adapted where nobody names them: all but normalisation's."""
         return weight_names(self.network)
 

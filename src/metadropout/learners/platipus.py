@@ -73,7 +73,9 @@ class Platipus(MAML):
 
         def drawn_start(weights: Weights, support: Weights, query: Weights, sample: int) -> tuple[Weights, Tensor]:
             posterior, prior = self.given(weights, query, "posterior"), self.given(weights, support, "prior")
-            return self.draw(*posterior, noise, sample), divergence(*posterior, *prior)
+            # Others that are adapted start as copies: θ depends on them, and the inner gradient must not take that way.
+            others = {name: weights[name].clone() for name in self.adapted_names if name not in self.drawn_names}
+            return others | self.draw(*posterior, noise, sample), divergence(*posterior, *prior)
 
         _, support = self.support_gradient(
             weights, x, y, PRIOR, noise, samples, differentiable=True, over_tasks=over_tasks

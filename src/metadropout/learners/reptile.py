@@ -82,6 +82,9 @@ class Reptile(GradientLearner):
         cancelled = [bias for bias, at in cancelled_biases(self.network).items() if at not in self.perturbation.sites]
         return [name for name in trainable_names(self.network) if name not in cancelled]
 
+    def samples_used(self, asked: int | None = None) -> int:
+        return super().samples_used(asked) if self.perturbation.random else 1
+
     def changed_buffers(self) -> Sequence[str]:
         return (*self.moments.values(), "decay")
 
