@@ -7,12 +7,21 @@ import json
 import signal
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import yaml
-from toys import assert_same_weights, finish, make_episode, make_perturbation, randomise, start, wait_for, weights
+from toys import (
+    assert_batched_equals_loop,
+    assert_same_weights,
+    finish,
+    make_episode,
+    make_perturbation,
+    randomise,
+    start,
+    wait_for,
+    weights,
+)
 
 import metadropout as md
 from metadropout.cli import main
@@ -52,17 +61,8 @@ def make(kind: str, network: md.Conv4, **options: Any) -> md.GradientLearner:
 @pytest.mark.parametrize("inductive", [False, True], ids=["transductive", "inductive"])
 @pytest.mark.parametrize("kind", BATCHED)
 def test_tasks_as_one_batch_give_what_each_gives_alone(kind: str, inductive: bool, conv4: md.Conv4) -> None:
-    learner = make(kind, conv4)
     episodes = [make_episode(seed=seed, inductive=inductive) for seed in range(2)]
-    noises = [md.SeededNoise(seed) for seed in range(2)]
-    with patch.object(md.GradientLearner, "task_gradient", side_effect=AssertionError("one by one")):
-        batched = learner.task_gradients(episodes, noises)
-    for one, episode, noise in zip(batched, episodes, noises, strict=True):
-        alone = learner.task_gradient(episode, generator=noise)
-        torch.testing.assert_close(one.loss, alone.loss, rtol=1e-10, atol=1e-12)
-        assert one.accuracy == alone.accuracy
-        for name, gradient in alone.gradients.items():
-            torch.testing.assert_close(one.gradients[name], gradient, rtol=1e-9, atol=1e-10, msg=name)
+    assert_batched_equals_loop(make(kind, conv4), episodes)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("fomaml", "reptile")])

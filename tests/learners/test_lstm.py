@@ -66,6 +66,8 @@ def test_one_meta_learner_serves_any_number_of_weights_and_all_of_them_are_adapt
         learner = md.MetaLSTM(network)
         own[channels] = [p.shape for n, p in learner.named_parameters() if not n.startswith("network.")]
         assert learner.adapted_names == [f"network.{name}" for name, _ in network.named_parameters()]
+    authors = md.MetaLSTM(md.Conv4(5, in_channels=3, image_size=84, channels=32, norm="batch"))
+    assert sum(tensor.numel() for tensor in authors.adapted_tensors().values()) == 32_901
     assert own[4] == own[8] == [(80, 24), (80,), (1, 22), (1,), (1, 22), (1,)]
 
 

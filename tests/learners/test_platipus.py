@@ -33,7 +33,9 @@ def test_the_meta_gradient_equals_finite_differences(perturbation: str) -> None:
     randomise(learner.posterior_std, scale=0.3, seed=5)
     episode = make_episode()
     prefixes = ["network.", "prior_std.", "posterior_std.", "prior_lr", "posterior_lr"]
-    groups = grouped(dict(learner.named_parameters()), *prefixes, *(["perturbation."] if perturbation != "none" else []))
+    groups = grouped(
+        dict(learner.named_parameters()), *prefixes, *(["perturbation."] if perturbation != "none" else [])
+    )
     assert_finite_differences(learner, episode, groups, source, step=1e-6, tolerance=1e-6)
 
 

@@ -66,10 +66,7 @@ class Platipus(MAML):
     def learn(
         self, weights: Weights, episode: Episode, noise: NoiseSource | None, over_tasks: OverTasks = one_task
     ) -> Outcome:
-        x, y, tensors, samples = episode.support_x, episode.support_y, episode.tensors(), self.train_samples
-
-        def on_queries(weights: Weights, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-            return self.query_loss(weights, Episode(*tensors, inductive=episode.inductive), noise)
+        x, y, samples = episode.support_x, episode.support_y, self.train_samples
 
         def drawn_start(weights: Weights, support: Weights, query: Weights, sample: int) -> tuple[Weights, Tensor]:
             posterior, prior = self.given(weights, query, "posterior"), self.given(weights, support, "prior")
@@ -80,18 +77,18 @@ class Platipus(MAML):
         _, support = self.support_gradient(
             weights, x, y, PRIOR, noise, samples, differentiable=True, over_tasks=over_tasks
         )
-        loss, _ = over_tasks(on_queries)(weights, *tensors)
+        before = self.judge(weights, episode, noise, over_tasks).loss.sum()
         means = [weights[name] for name in self.drawn_names]
-        gradients = torch.autograd.grad(loss.sum(), means, create_graph=not self.first_order)
+        gradients = torch.autograd.grad(before, means, create_graph=not self.first_order)
         query = dict(zip(self.drawn_names, gradients, strict=True))
         losses, logits = [], []
         for sample in range(samples):
             theta, kl = over_tasks(partial(drawn_start, sample=sample))(weights, support, query)
             one = _OneSample(noise, sample)
             model = self.inner_steps(weights | theta, x, y, one, 1, differentiable=True, over_tasks=over_tasks)
-            loss, answers = over_tasks(on_queries)(model, *tensors)
-            losses.append(loss + self.kl_weight / (y.shape[-1] + episode.query_y.shape[-1]) * kl)
-            logits.append(answers)
+            outcome = self.judge(model, episode, noise, over_tasks)
+            losses.append(outcome.loss + self.kl_weight / (y.shape[-1] + episode.query_y.shape[-1]) * kl)
+            logits.append(outcome.logits)
         return Outcome(torch.stack(losses).mean(dim=0), mean_log_probabilities(logits))
 
     def test_start(self, x: Tensor, y: Tensor, samples: int, noise: NoiseSource | None) -> Weights:
