@@ -8,7 +8,7 @@ _repr.maxlevel, _repr.maxother, _repr.maxstring, _repr.maxlong = 3, _LONGEST, _L
 
 
 class MetadropoutError(Exception):
-    """Something the user can mend; the command line prints its message and exits with status 1."""
+    """Something the user can fix; the command line prints its message and exits with status 1."""
 
 
 class ConfigError(MetadropoutError):
@@ -21,6 +21,10 @@ class DataError(MetadropoutError):
 
 class CheckpointError(MetadropoutError):
     """A checkpoint is missing, damaged, or belongs to another program or run."""
+
+
+class RunFileError(MetadropoutError):
+    """A file beside a run's checkpoints is damaged or not a file; the message says how to do without it."""
 
 
 class TrainingError(MetadropoutError):

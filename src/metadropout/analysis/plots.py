@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metadropout.analysis.verdict import points
 from metadropout.evaluation import Evaluation
 from metadropout.files import write_atomically
 from metadropout.robustness.attacks import Norm
 from metadropout.robustness.curves import Curves
 from metadropout.runs.folder import Run
-from metadropout.training.metrics import read_metrics
+from metadropout.training.metrics import load_metrics
 
 # Okabe and Ito's, told apart by colour-blind readers; without yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vP*X<>hp"
 LINES = ("-", "--", ":")
+SMOOTHING = 0.9
+"""Weight of what came before in the exponential mean of a learning curve."""
 
 NORM_NAMES: dict[Norm, str] = {"l1": "ℓ1", "l2": "ℓ2", "linf": "ℓ∞"}
 
@@ -29,59 +32,84 @@ def plot_curves(run: Run) -> Path | None:
 
 
 def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | None = None) -> Path | None:
-    """Draw the learning curves of several runs into one picture."""
+    """Draw the learning curves of several runs into one picture: smoothed, with what was logged faintly behind."""
     if (plt := pyplot()) is None:
         return None
-    figure, (loss_axis, accuracy_axis) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for run, label, colour in zip(runs, labels or [run.folder.name for run in runs], COLOURS, strict=False):
-        lines = read_metrics(run.metrics)
-        training = [line for line in lines if line["kind"] == "training"]
-        validation = [line for line in lines if line["kind"] == "validation"]
-        iterations = [line["iteration"] for line in training]
-        loss_axis.plot(iterations, smooth([line["loss"] for line in training]), color=colour, label=label)
-        accuracy = smooth([100 * line["accuracy"] for line in training])
-        accuracy_axis.plot(iterations, accuracy, color=colour, label=f"{label}, training tasks")
-        if validation:
+    names = list(labels or [run.folder.name for run in runs])
+    figure, (loss_axis, accuracy_axis) = plt.subplots(1, 2, figsize=(9, 3.4 + 0.22 * len(names)), layout="constrained")
+    for run, label, colour in zip(runs, names, COLOURS, strict=False):
+        metrics = load_metrics(run.metrics)
+        iterations = [line.iteration for line in metrics.training]
+        losses = [line.loss for line in metrics.training]
+        accuracies = [100 * line.accuracy for line in metrics.training]
+        for axis, values in ((loss_axis, losses), (accuracy_axis, accuracies)):
+            axis.plot(iterations, values, color=colour, alpha=0.25, linewidth=0.8)
+            axis.plot(iterations, smooth(values), color=colour, label=f"{label}, training tasks, smoothed")
+        if metrics.validation:
             accuracy_axis.errorbar(
-                [line["iteration"] for line in validation],
-                [100 * line["accuracy"] for line in validation],
-                [100 * line["interval"] for line in validation],
+                [line.iteration for line in metrics.validation],
+                [100 * line.accuracy for line in metrics.validation],
+                [100 * line.interval for line in metrics.validation],
                 color=colour,
                 marker="o",
                 markersize=4,
                 linestyle="--",
                 capsize=2,
-                label=f"{label}, validation classes",
+                label=f"{label}, validation classes, 95 % interval",
             )
     loss_axis.set(xlabel="iteration", ylabel="query loss")
     accuracy_axis.set(xlabel="iteration", ylabel="query accuracy, %")
     for axis in (loss_axis, accuracy_axis):
         axis.grid(alpha=0.3)
-    accuracy_axis.legend(fontsize=8)
+    figure.suptitle(f"smoothed: exponential mean, weight {SMOOTHING}; faint: as logged", fontsize=9)
+    # Below the panels, where it covers nothing.
+    figure.legend(*accuracy_axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     save_figure(figure, path)
     plt.close(figure)
     return path
 
 
 def plot_accuracies(results: Mapping[str, Evaluation], path: Path, title: str) -> Path | None:
-    """Draw the mean accuracies of several methods with their intervals, and every episode as a faint point."""
+    """Draw mean accuracies with their intervals and every episode, and how far each is ahead of the first."""
     if (plt := pyplot()) is None:
         return None
-    figure, axis = plt.subplots(figsize=(6, 0.9 + 0.8 * len(results)), layout="constrained")
+    (base, first), *others = results.items()
+    heights = [len(results), len(others)] if others else [len(results)]
+    size = (6.5, 1.1 + 0.8 * sum(heights) + 0.6 * bool(others))
+    figure, axes = plt.subplots(
+        len(heights), 1, figsize=size, height_ratios=heights, layout="constrained", squeeze=False
+    )
+    upper = axes[0, 0]
     for row, (result, colour) in enumerate(zip(results.values(), COLOURS, strict=False)):
-        # Episodes are spread over the row by their order, so that equal accuracies do not hide each other.
-        spread = [row + 0.3 * (2 * (i * 0.618 % 1) - 1) for i in range(len(result.accuracies))]
-        axis.scatter([100 * a for a in result.accuracies], spread, s=4, alpha=0.15, color=colour, linewidths=0)
-        axis.errorbar(100 * result.mean, row, xerr=100 * result.interval, fmt="o", color="black", capsize=4)
-        axis.annotate(
-            str(result), (100 * result.mean, row), (0, 9), textcoords="offset points", ha="center", fontsize=9
-        )
-    axis.set_yticks(range(len(results)), list(results))
-    axis.set(xlabel="accuracy, %", title=title, ylim=(len(results) - 0.5, -0.6))
-    axis.grid(axis="x", alpha=0.3)
+        _draw_episodes(upper, row, result, colour, str(result))
+    upper.set_yticks(range(len(results)), list(results))
+    upper.set(xlabel="accuracy, %; a dot is a task", title=title, ylim=(len(results) - 0.5, -0.6))
+    for lower in axes[1:, 0]:
+        for row, ((_, result), colour) in enumerate(zip(others, COLOURS[1:], strict=False)):
+            difference = result.minus(first)
+            _draw_episodes(lower, row, difference, colour, points(difference))
+        lower.axvline(0, color="black", linewidth=0.8)
+        lower.set_yticks(range(len(others)), [f"{name}\n− {base}" for name, _ in others])
+        lower.set(xlabel="difference on the same task, points", ylim=(len(others) - 0.5, -0.6))
+    for axis in axes.flat:
+        axis.grid(axis="x", alpha=0.3)
     save_figure(figure, path)
     plt.close(figure)
     return path
+
+
+def _draw_episodes(axis: Any, row: int, result: Evaluation, colour: str, text: str) -> None:
+    """Draw a row: each episode as a dot, the mean with its interval, and both in words."""
+    # Episodes are spread over the row by their order, so that equal values do not hide each other.
+    spread = [row + 0.32 * (2 * (i * 0.618 % 1) - 1) for i in range(len(result.accuracies))]
+    size = 14 if len(result.accuracies) <= 300 else 6
+    axis.scatter([100 * a for a in result.accuracies], spread, s=size, alpha=0.55, color=colour, linewidths=0)
+    mean, interval = 100 * result.mean, 100 * result.interval
+    style = {"fmt": "o", "color": "black", "capsize": 5, "markersize": 6, "elinewidth": 1.8, "zorder": 3}
+    axis.errorbar(mean, row, xerr=interval, **style)
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+    words = {"textcoords": "offset points", "ha": "center", "fontsize": 9, "bbox": box, "zorder": 4}
+    axis.annotate(text, (mean, row), (0, 10), **words)
 
 
 @dataclass(frozen=True)
@@ -221,7 +249,7 @@ def save_figure(figure: Any, path: Path) -> None:
     write_atomically(path, content.getvalue())
 
 
-def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
+def smooth(values: Sequence[float], weight: float = SMOOTHING) -> list[float]:
     """Average exponentially, without the start's bias, so that a curve of noisy tasks can be read."""
     smoothed, mean, total = [], 0.0, 0.0
     for value in values:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -258,17 +258,42 @@ def _results(jobs: Sequence[Job]) -> list[Evaluation]:
 
 
 def as_markdown(table: Table, found: Mapping[str, Mapping[str, Entry]]) -> str:
-    """Write a table of the results so far: each beside its distance from the first row's, and the reported figure."""
-    columns = [f"{table.settings[s]} | − {_base_title(table)} | {_whose_figures(table, s)}" for s in found]
-    lines = ["| row | " + " | ".join(columns) + " |", "|---" * (1 + 3 * len(found)) + "|"]
+    """Write a table of the results so far: each beside its distance from the first row's, and the reported figure.
+
+    Likelihood and calibration have columns in settings where some run has measured them.
+    """
+    measured = {setting: _columns(of_setting.values()) for setting, of_setting in found.items()}
+    heads = ["row"]
+    for setting, columns in measured.items():
+        heads += [table.settings[setting], f"− {_base_title(table)}", *columns, _whose_figures(table, setting)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in next(iter(found.values())):
         cells = [table.rows[row]]
-        for entry in (of_setting[row] for of_setting in found.values()):
+        for setting, columns in measured.items():
+            entry = found[setting][row]
             cells.append(summary(entry.results, entry.asked))
             cells.append(f"{100 * entry.ahead.mean:+.2f} ± {100 * entry.ahead.interval:.2f}" if entry.ahead else "")
+            cells += [columns[name](entry.results) for name in columns]
             cells.append(" ± ".join(f"{value:.2f}" for value in entry.reported.values()) or "–")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _columns(of_setting: Iterable[Entry]) -> dict[str, Callable[[Sequence[Evaluation]], str]]:
+    """Return the columns of a setting beside accuracies: those that are known of any of its rows."""
+    columns = {"NLL": _nll, "ECE, %": _ece}
+    results = [entry.results for entry in of_setting]
+    return {name: of for name, of in columns.items() if any(of(each) != "–" for each in results)}
+
+
+def _nll(results: Sequence[Evaluation]) -> str:
+    nll = Evaluation.over_seeds(results).nll if results else None
+    return "–" if nll is None else f"{nll:.4f}"
+
+
+def _ece(results: Sequence[Evaluation]) -> str:
+    calibration = Evaluation.over_seeds(results).calibration if results else None
+    return "–" if calibration is None else f"{100 * calibration.error:.2f}"
 
 
 def as_picture(table: Table, found: Mapping[str, Mapping[str, Entry]], path: Path) -> Path | None:
@@ -313,4 +338,4 @@ def summary(results: Sequence[Evaluation], asked: int) -> str:
 
 def failed(problem: str) -> MetadropoutError:
     """Return the error for runs that did not end well."""
-    return MetadropoutError(f"{problem}; mend the cause and call the same command again: what is done is skipped")
+    return MetadropoutError(f"{problem}; fix the cause and call the same command again: what is done is skipped")

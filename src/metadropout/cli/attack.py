@@ -170,6 +170,8 @@ def measure(targets: Sequence[Target], episodes: int) -> None:
                 stack.enter_context(exclusive(target.path.with_suffix(".lock"), wait=False))
             except BlockingIOError:
                 raise MetadropoutError(f"{target.path}: another process is attacking this run; stop it first") from None
+        for target in targets:
+            target.ask(ladders, episodes)
         display = stack.enter_context(CountDisplay("radii attacked", radii))
         for episode in range(episodes):
             for target in targets:
@@ -178,11 +180,11 @@ def measure(targets: Sequence[Target], episodes: int) -> None:
 
 def report(targets: Sequence[Target], attack: Attack, episodes: int, out: Path) -> None:
     """Print and write the tables, the data and the figure."""
-    results = {target.name: target.record.curves(attack.radii, episodes) for target in targets}
+    results = {target.name: target.results.curves(attack.radii, episodes) for target in targets}
     text = as_markdown(results)
-    protocol = str(targets[0].record.measured["protocol"])
+    protocol = str(targets[0].results.measured["protocol"])
     rows, figure = robustness_figure(results)
-    measured = {target.name: target.record.measured for target in targets}
+    measured = {target.name: target.results.measured for target in targets}
     write_atomically(out / "attacks.json", json.dumps({"measured": measured, "results": rows}, indent=1) + "\n")
     write_atomically(out / "attacks.md", f"{PROTOCOLS[protocol]}\n\n{text}")
     print(f"{PROTOCOLS[protocol]}\n{attack.steps} steps, {episodes} episodes\n\n{text}")

@@ -145,27 +145,17 @@ def evaluate_run(
         data_digest=splits.identity.digest,
         test_steps=config.learner.get("test_steps"),
     )
-    own = run.config
-    before = run.identity()
-    usual = replace(
-        measure,
-        way=own.episode.way,
-        shot=own.episode.shot,
-        query=own.episode.query,
-        protocol=own.episode.protocol,
-        data=own.data["name"],
-        data_digest=splits.identity.digest if before is None else before.digest,
-        test_steps=own.learner.get("test_steps"),
-    )
     result = TestResult(
         **vars(measure),
         accuracies=[],
         iteration=progress.iteration,
         mc_samples=learner.samples_used(mc_samples),
+        asked_episodes=episodes,
         weights=weights_digest(learner),
     )
+    path = run.folder / measure.file_name(measure.usual(run))
     with kernels.using(run.config.training.convolutions or {}):
-        return _measure(run.folder / measure.file_name(usual), result, learner, source, episodes, config, world)
+        return _measure(path, result, learner, source, episodes, config, world)
 
 
 def _config_to_test(config: Config, overrides: Mapping[str, Any]) -> Config:

@@ -7,12 +7,21 @@ from pathlib import Path
 
 from metadropout.config import build_learner
 from metadropout.errors import ConfigError
-from metadropout.files import write_atomically
+from metadropout.files import read_regular, write_atomically
 from metadropout.runs.folder import open_run
 from metadropout.training.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
 from metadropout.training.loop import open_splits
+from metadropout.training.metrics import MAX_BYTES
 
-COPIED = ("config.yaml", "environment.json", "metrics.jsonl", "curves.png", "README.md", "evaluation-*.json")
+COPIED = (
+    "config.yaml",
+    "data.json",
+    "environment.json",
+    "metrics.jsonl",
+    "curves.png",
+    "README.md",
+    "evaluation-*.json",
+)
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +47,6 @@ def run_command(namespace: argparse.Namespace) -> int:
     save_checkpoint(path, learner, None, progress)
     for pattern in COPIED:
         for file in run.folder.glob(pattern):
-            write_atomically(out / file.name, file.read_bytes())
+            write_atomically(out / file.name, read_regular(file, MAX_BYTES))
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0

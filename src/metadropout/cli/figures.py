@@ -11,7 +11,7 @@ import torch
 
 from metadropout.analysis.figures.base import FigureError
 from metadropout.analysis.figures.drawing import require
-from metadropout.analysis.figures.runs import FIGURES, FigureOptions, make_figure, open_subjects
+from metadropout.analysis.figures.runs import FIGURES, FigureOptions, draw, open_subjects
 from metadropout.cli.numbers import add_number
 from metadropout.cli.progress import CountDisplay
 from metadropout.config import parse_config
@@ -108,14 +108,11 @@ def draw_figures(
             print(
                 f"{subject.run.folder}: not finished; drawn as it is after {subject.iteration} of {planned} iterations"
             )
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        try:
-            made = make_figure(name, subjects, options)
-        except FigureError as reason:
+    for name, made in draw(names, subjects, options):
+        if isinstance(made, FigureError):
             if only:
-                raise
-            print(f"{name}: left out: {reason}")
+                raise made
+            print(f"{name}: left out: {made}")
             continue
         print(f"{name}: {' and '.join(map(str, made.files))}")
         print(textwrap.indent(textwrap.fill(made.data.caption, 110), "    "))

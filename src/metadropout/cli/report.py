@@ -8,10 +8,10 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from metadropout.analysis.report import Report, read_pictures, read_runs, render
+from metadropout.analysis.report import Report, read_figures, read_runs, render
 from metadropout.analysis.report.page import GENERATOR, Album
-from metadropout.errors import ConfigError, MetadropoutError
-from metadropout.files import write_atomically
+from metadropout.errors import ConfigError
+from metadropout.files import open_regular, write_atomically
 
 EPILOG = """\
   metadropout report runs/maml runs/metadropout --attacks runs/attacks --out report.html
@@ -50,18 +50,16 @@ def run_command(namespace: argparse.Namespace) -> int:
     _check_out(out)
     if namespace.attacks is not None and not namespace.attacks.is_dir():
         raise ConfigError(f"--attacks {namespace.attacks}: there is no such folder")
-    records = read_runs(namespace.folders, namespace.attacks)
-    albums = [_album(folder) for folder in namespace.figures]
-    page = render(Report(records, albums, _command(namespace), datetime.now(UTC)))
-    content = page.encode(errors="replace")  # names of files need not be valid text
+    summaries = read_runs(namespace.folders, namespace.attacks)
+    albums = [Album(str(folder), read_figures(folder)) for folder in namespace.figures]
+    report = Report(summaries, albums, _command(namespace), datetime.now(UTC))
+    content = render(report).encode(errors="replace")  # names of files need not be valid text
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, content)
-    for record in records:
-        for gap in record.gaps:
-            print(
-                f"{record.name}: {gap.part}: {gap.reason}{f' ({gap.command})' if gap.command else ''}", file=sys.stderr
-            )
-    print(f"{out}: {len(records)} run{'s' * (len(records) > 1)}, {len(content) / 1e6:.2f} MB")
+    for name, gaps in report.gaps.items():
+        for gap in gaps:
+            print(f"{name}: {gap.part}: {gap.reason}{f' ({gap.command})' if gap.command else ''}", file=sys.stderr)
+    print(f"{out}: {len(summaries)} run{'s' * (len(summaries) > 1)}, {len(content) / 1e6:.2f} MB")
     return 0
 
 
@@ -69,15 +67,16 @@ def _check_out(out: Path) -> None:
     """Refuse to write over anything but an earlier report."""
     if out.is_dir():
         raise ConfigError(f"{out}: is a folder; give --out the name of a file, such as {out / 'report.html'}")
-    if out.exists() and GENERATOR.encode() not in out.read_bytes()[:2000]:
+    if out.exists() and not _is_report(out):
         raise ConfigError(f"{out}: is there already and is not a report; choose another --out")
 
 
-def _album(folder: Path) -> Album:
-    pictures, gaps = read_pictures(folder)
-    if gaps:
-        raise MetadropoutError(f"{gaps[0].reason}; draw the figures again")
-    return Album(str(folder), pictures)
+def _is_report(path: Path) -> bool:
+    try:
+        with open_regular(path, sys.maxsize) as file:
+            return GENERATOR.encode() in file.read(2000)
+    except OSError:
+        return False
 
 
 def _command(namespace: argparse.Namespace) -> str:

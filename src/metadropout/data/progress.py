@@ -29,7 +29,8 @@ def progress_bar(description: str, total: int | None, *, bytes_: bool = False) -
     """
     amounts: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()] if bytes_ else [MofNCompleteColumn()]
     console = Console(stderr=True)
-    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), *amounts, TimeRemainingColumn()]
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, expand=True, disable=hidden) as progress:
         task = progress.add_task(description, total=total)
         yield lambda amount: progress.advance(task, amount)

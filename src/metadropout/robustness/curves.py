@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter
 
 from metadropout.config import build_learner, resolve_device
 from metadropout.data import Episode, EpisodeSampler, Splits
-from metadropout.errors import ConfigError, MetadropoutError
+from metadropout.errors import ConfigError, MetadropoutError, RunFileError
 from metadropout.evaluation import Evaluation
 from metadropout.files import write_atomically
 from metadropout.learners import Classifier, Learner, accuracy
@@ -20,6 +21,7 @@ from metadropout.noise import SOURCES, mix_seed
 from metadropout.ops import kernels
 from metadropout.robustness.attacks import NORMS, Norm, random_movement, strongest_attack
 from metadropout.runs.folder import Run
+from metadropout.runs.reading import read_checked
 from metadropout.training.checkpoints import load_checkpoint, read_checkpoint
 from metadropout.training.loop import TESTING
 
@@ -104,17 +106,29 @@ class Attack:
         return left
 
 
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Radius = Annotated[FiniteFloat, Field(gt=0)]
+
+
 @dataclass
 class EpisodeResult:
     """What is left of a run's accuracy on one episode."""
 
-    clean: float
-    attacked: dict[Norm, dict[float, float]] = field(default_factory=dict)
+    clean: Fraction
+    attacked: dict[Norm, dict[Radius, Fraction]] = field(default_factory=dict)
     """Accuracy by norm and radius."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the latest command wants to be measured in one norm."""
+
+    episodes: Annotated[int, Field(ge=1, lt=2**31)]
+    radii: tuple[Radius, ...]
+
+
 @dataclass
-class Record:
+class AttackResults:
     """What has been measured of a run so far, in a JSON file that is written anew after each attack."""
 
     run: str
@@ -123,10 +137,22 @@ class Record:
     episodes: list[EpisodeResult] = field(default_factory=list)
     state: str = "last"
     """Which of the run's checkpoints was attacked."""
+    asked: dict[Norm, Asked] = field(default_factory=dict)
+    """By norm; written before the first attack, so that one that was stopped is known. Earlier versions wrote none."""
 
     def radii(self, norm: Norm) -> set[float]:
         """Return the radii that were measured on any episode."""
         return {radius for episode in self.episodes for radius in episode.attacked.get(norm, {})}
+
+    def done(self, norm: Norm) -> int:
+        """Return how many of the episodes that are asked for have been attacked with all radii that are asked for."""
+        wanted = set(self.asked[norm].radii)
+        first = self.episodes[: self.asked[norm].episodes]
+        return sum(norm in episode.attacked and wanted <= episode.attacked[norm].keys() for episode in first)
+
+    def unfinished(self) -> dict[Norm, Asked]:
+        """Return what was asked for and has not been measured to its end."""
+        return {norm: asked for norm, asked in self.asked.items() if self.done(norm) < asked.episodes}
 
     def curves(self, radii: Ladders, episodes: int) -> Curves:
         """Return the accuracies on the first episodes at some radii, the clean one first."""
@@ -140,31 +166,42 @@ class Record:
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         try:
-            write_atomically(path, _RECORD.dump_json(self) + b"\n")
+            write_atomically(path, _RESULTS.dump_json(self) + b"\n")
         except OSError as error:
             raise MetadropoutError(f"{path}: cannot be written: {error.strerror}; what it held is kept") from None
 
 
-_RECORD = TypeAdapter(Record)
+DAMAGED = "delete it and attack again, or choose another --out"
+_RESULTS = TypeAdapter(AttackResults)
+_NEEDED = {"protocol": str, "iteration": int, "steps": int, "restarts": int, "mc_samples": int, "seed": int}
+"""What attacks of all versions say of how they were measured."""
 
 
-def open_record(path: Path, run: str, measured: dict[str, int | str], state: str = "last") -> Record:
+def read_attacks(path: Path) -> AttackResults:
+    """Read what `metadropout attack` has measured.
+
+    Raises:
+        RunFileError: if the file is damaged or something else.
+    """
+    results = read_checked(path, _RESULTS, DAMAGED)
+    for name, kind in _NEEDED.items():
+        if not isinstance(results.measured.get(name), kind):
+            raise RunFileError(f"{path}: is damaged: measured.{name} is missing or of another kind; {DAMAGED}")
+    return results
+
+
+def open_attacks(path: Path, run: str, measured: dict[str, int | str], state: str = "last") -> AttackResults:
     """Read what has been measured before, if anything, and refuse what was measured in another way."""
     if not path.exists():
-        return Record(run, measured, state=state)
-    try:
-        record = _RECORD.validate_json(path.read_bytes())
-    except ValidationError:
-        raise MetadropoutError(
-            f"{path}: is damaged or not a record of attacks; delete it or choose another --out"
-        ) from None
+        return AttackResults(run, measured, state=state)
+    results = read_attacks(path)
     for name, value in measured.items():
-        if (before := record.measured.get(name)) != value:
+        if (before := results.measured.get(name)) != value:
             raise ConfigError(
                 f"{path}: was measured with {name} {before}, but now it is {value}; "
                 "choose another --out or delete the file"
             )
-    return record
+    return results
 
 
 class Target:
@@ -176,7 +213,7 @@ class Target:
         splits: its data set.
         sampler: the episodes.
         attack: how it is attacked.
-        folder: where the record is kept.
+        folder: where the results are kept.
     """
 
     def __init__(
@@ -198,17 +235,24 @@ class Target:
             "mc_samples": self.learner.samples_used(attack.mc_samples),
             "seed": attack.seed,
         }
-        self.record = open_record(self.path, self.name, measured, state)
+        self.results = open_attacks(self.path, self.name, measured, state)
+
+    def ask(self, ladders: Ladders, episodes: int) -> None:
+        """Write down what is to be measured, so that what is missing is known after a stop."""
+        asked = {norm: Asked(episodes, tuple(radii)) for norm, radii in ladders.items() if radii}
+        if asked != {norm: self.results.asked.get(norm) for norm in asked}:
+            self.results.asked |= asked
+            self.results.write(self.path)
 
     def missing(self, number: int, ladders: Ladders) -> Ladders:
         """Return what is to be climbed on an episode: all of a ladder, or nothing of it if that has been done."""
-        if number >= len(self.record.episodes):
+        if number >= len(self.results.episodes):
             return ladders
-        done = self.record.episodes[number].attacked
+        done = self.results.episodes[number].attacked
         return {norm: radii for norm, radii in ladders.items() if set(radii) != done.get(norm, {}).keys()}
 
     def measure(self, number: int, ladders: Ladders, on_radius: Callable[[], None] = lambda: None) -> None:
-        """Adapt to an episode, attack with all that is missing, and write the record after each norm.
+        """Adapt to an episode, attack with all that is missing, and write the results after each norm.
 
         Args:
             number: the episode; those before it are done.
@@ -216,7 +260,7 @@ class Target:
             on_radius: called after each radius, for showing progress.
         """
         missing = self.missing(number, ladders)
-        if number < len(self.record.episodes) and not missing:
+        if number < len(self.results.episodes) and not missing:
             return
         episode = self.sampler.raw(0, number).to(self.device)
         with torch.no_grad(), kernels.using(self.convolutions):
@@ -228,14 +272,14 @@ class Target:
                 generator=self.source(mix_seed(self.attack.seed, TESTING), number),
             )
             clean = float(accuracy(classify(episode.query_x), episode.query_y))
-        if number == len(self.record.episodes):
-            self.record.episodes.append(EpisodeResult(clean))
+        if number == len(self.results.episodes):
+            self.results.episodes.append(EpisodeResult(clean))
         for norm, radii in missing.items():
             jointly = not episode.inductive
             with kernels.using(self.convolutions):
                 left = self.attack.on(classify, episode, number, norm, radii, jointly=jointly, on_radius=on_radius)
-            self.record.episodes[number].attacked[norm] = left
-            self.record.write(self.path)
+            self.results.episodes[number].attacked[norm] = left
+            self.results.write(self.path)
 
 
 def common_ladders(targets: Sequence[Target]) -> Ladders:
@@ -244,6 +288,6 @@ def common_ladders(targets: Sequence[Target]) -> Ladders:
     One ladder for all, because a figure that started from more radii below is that of a stronger attack.
     """
     return {
-        norm: sorted({*radii, *(radius for target in targets for radius in target.record.radii(norm))})
+        norm: sorted({*radii, *(radius for target in targets for radius in target.results.radii(norm))})
         for norm, radii in targets[0].attack.radii.items()
     }

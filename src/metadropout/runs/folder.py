@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from metadropout.config import MAY_CHANGE, Config, as_text, load_config
 from metadropout.data import Identity
 from metadropout.data.locks import exclusive
-from metadropout.errors import CheckpointError, ConfigError, DataError, MetadropoutError
+from metadropout.errors import CheckpointError, ConfigError, DataError, MetadropoutError, RunFileError
 from metadropout.files import write_atomically
+from metadropout.runs.reading import read_checked, set_aside
 from metadropout.training.checkpoints import iteration_of, latest_checkpoint
 
 CONTENTS = """\
@@ -47,8 +48,19 @@ CONTENTS = """\
 BEFORE_THERE_WAS_A_CHOICE = {"training": {"noise": "generator", "convolutions": {}}}
 """What a run's configuration means that does not say how noise and convolutions are computed."""
 
+IDENTITY_FIX = "restore it, or delete it if the data set has not changed since the run began"
+
 HARMLESS = {"README.md", "data.json", "environment.json", ".lock", "checkpoints"}
 """What a start that was killed before its `config.yaml` was there leaves behind."""
+
+
+@dataclass(frozen=True)
+class _Identity(Identity):
+    """As it stands in a file, which may lack something."""
+
+    def __post_init__(self) -> None:
+        if self.classes.keys() != {"train", "validation", "test"}:
+            raise ValueError("classes must be those of train, validation and test")
 
 
 @dataclass(frozen=True)
@@ -99,12 +111,7 @@ class Run:
         """Return what identifies the data that the run was trained on; None where that was not recorded."""
         if not self.data.exists():
             return None
-        try:
-            return TypeAdapter(Identity).validate_json(self.data.read_bytes())
-        except (OSError, ValidationError):
-            raise DataError(
-                f"{self.data}: is damaged; restore it, or delete it if the data set has not changed since the run began"
-            ) from None
+        return read_checked(self.data, TypeAdapter(_Identity), IDENTITY_FIX)
 
     def check_data(self, now: Identity) -> None:
         """Refuse a data set that is not the one with which the run began."""
@@ -222,15 +229,19 @@ def record_start(folder: Path, *, processes: int, threads: int) -> None:
         threads: of each of them.
     """
     path = folder / "environment.json"
-    starts: list[Any] = []
-    if path.is_file():
+    starts: list[dict[str, Any]] = []
+    if path.exists():
         try:
-            starts = TypeAdapter(dict[str, list[dict[str, Any]]]).validate_json(path.read_bytes())["starts"]
-        except (ValidationError, KeyError):
-            with suppress(OSError):
-                path.replace(path.with_suffix(".json.damaged"))
+            starts = read_checked(path, TypeAdapter(_Starts), "").starts
+        except RunFileError:
+            set_aside(path)
     start = {**environment(), "processes": processes, "threads": threads}
     write_atomically(path, json.dumps({"starts": [*starts, start]}, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class _Starts:
+    starts: list[dict[str, Any]]
 
 
 def environment() -> dict[str, Any]:

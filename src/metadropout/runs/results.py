@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter
 
-from metadropout.config import Config
 from metadropout.errors import MetadropoutError
 from metadropout.evaluation import BINS, Calibration, Evaluation
 from metadropout.files import write_atomically
 from metadropout.learners.base import TEST_SAMPLES
+from metadropout.runs.folder import Run
+from metadropout.runs.reading import read_checked
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 Bins = Annotated[list[Annotated[FiniteFloat, Field(ge=0)]], Field(min_length=BINS, max_length=BINS)]
 
 
@@ -43,6 +44,20 @@ class Measure:
     data_digest: str | None = None
     """Of the images of its classes."""
     test_steps: Count | None = None
+
+    def usual(self, run: Run) -> Measure:
+        """Return what this would be on the tasks that a run was made for."""
+        own, identity = run.config, run.identity()
+        return Measure(
+            **{name: getattr(self, name) for name in ("split", "state", "seed", "asked_samples", "episode_list")},
+            way=own.episode.way,
+            shot=own.episode.shot,
+            query=own.episode.query,
+            protocol=own.episode.protocol,
+            data=own.data["name"],
+            data_digest=self.data_digest if identity is None else identity.digest,
+            test_steps=own.learner.get("test_steps"),
+        )
 
     def file_name(self, usual: Measure) -> str:
         """Return the name of the file for this measure, in which only what is not usual for the run is named."""
@@ -72,10 +87,18 @@ class TestResult(Measure):
     iteration: Count
     mc_samples: Count
     """Noise samples that were used."""
+    asked_episodes: Count | None = None
+    """How many episodes the test was to have; it has fewer where it was stopped."""
     weights: str | None = None
     """A digest of the weights that were tested."""
     nlls: list[Annotated[FiniteFloat, Field(ge=0)]] | None = None
     calibration: dict[str, Bins] | None = None
+
+    def __post_init__(self) -> None:
+        if self.nlls is not None and len(self.nlls) != len(self.accuracies):
+            raise ValueError("there are not as many accuracies as likelihoods")
+        if self.calibration is not None and self.calibration.keys() != {f.name for f in fields(Calibration)}:
+            raise ValueError("the calibration must have counts, confidences and corrects")
 
     @property
     def result(self) -> Evaluation:
@@ -90,12 +113,15 @@ class TestResult(Measure):
             return None
         return Evaluation(self.accuracies[:episodes], None if self.nlls is None else self.nlls[:episodes])
 
-    def is_of_own_tasks(self, config: Config) -> bool:
+    def is_of_own_tasks(self, run: Run) -> bool:
         """Say whether a run was tested on the kind of tasks that it was made for."""
-        own = config.episode
-        wanted: dict[str, object] = {"way": own.way, "shot": own.shot, "query": own.query, "protocol": own.protocol}
-        wanted |= {"data": config.data["name"], "test_steps": config.learner.get("test_steps")}
-        return all(getattr(self, name) in (None, value) for name, value in wanted.items())
+        return self.way is None or self.measure == self.usual(run)  # versions that recorded less had no others
+
+    def completed(self, run: Run) -> TestResult:
+        """Return a result of a run's own tasks with what earlier versions did not record of them."""
+        usual = self.usual(run)
+        unknown = [field.name for field in fields(Measure) if getattr(self, field.name) is None]
+        return replace(self, **{name: getattr(usual, name) for name in unknown})
 
     @property
     def measure(self) -> Measure:
@@ -105,29 +131,41 @@ class TestResult(Measure):
     @property
     def tasks(self) -> tuple[object, ...]:
         """Which sequence of tasks was met: accuracies on its first ones can be compared task by task."""
-        return self.split, self.seed, self.episode_list, self.way, self.shot, self.query, self.data, self.protocol
+        own = self
+        what = own.way, own.shot, own.query, own.protocol, own.data, own.data_digest
+        return own.split, own.seed, own.episode_list, *what
+
+    def stopped(self) -> bool:
+        """Say whether fewer episodes were measured than were asked for."""
+        return self.asked_episodes is not None and len(self.accuracies) < self.asked_episodes
+
+    def command_options(self, run: Run) -> list[object]:
+        """Return the options of `metadropout evaluate` that measure the same of a run, to the number asked for."""
+        usual, own = self.usual(run), self
+        options: list[object] = ["--episodes", max(len(own.accuracies), own.asked_episodes or 0)]
+        options += ["--mc-samples", own.asked_samples or own.mc_samples, "--seed", own.seed]
+        options += ["--split", own.split] if own.split != "test" else []
+        options += ["--state", own.state] if own.state != "last" else []
+        options += ["--episode-list", own.episode_list] if own.episode_list else []
+        if own.way is None:
+            return options
+        options += ["--data.name", own.data] if own.data != usual.data else []
+        if own.data == usual.data and own.data_digest != usual.data_digest:
+            options += ["--data.directory", "FOLDER"]
+        for name in ("way", "shot", "query", "protocol"):
+            if getattr(own, name) != getattr(usual, name):
+                options += [f"--episode.{name}", getattr(own, name)]
+        options += ["--learner.test_steps", own.test_steps] if own.test_steps != usual.test_steps else []
+        return options
 
 
 def read_result(path: Path) -> TestResult:
     """Read a file that `metadropout evaluate` has written.
 
     Raises:
-        MetadropoutError: if it is damaged or something else.
+        RunFileError: if it is damaged or something else.
     """
-    try:
-        result = TypeAdapter(TestResult).validate_json(path.read_bytes())
-    except OSError as error:
-        raise MetadropoutError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"{part}" if number == 0 else f".{part}" for number, part in enumerate(first["loc"]))
-        said = first["msg"][:1].lower() + first["msg"][1:]
-        raise MetadropoutError(
-            f"{path}: {where + ': ' if where else ''}{said}; delete the file and evaluate again"
-        ) from None
-    if result.nlls is not None and len(result.nlls) != len(result.accuracies):
-        raise MetadropoutError(f"{path}: has not as many accuracies as likelihoods; delete it and evaluate again")
-    return result
+    return read_checked(path, TypeAdapter(TestResult), "delete it and evaluate again")
 
 
 def write_result(path: Path, result: TestResult) -> None:

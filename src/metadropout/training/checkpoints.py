@@ -26,7 +26,7 @@ MAX_BYTES = 16 * 2**30
 KEPT = 2
 """How many of the latest checkpoints a run keeps; the older one is there in case the newer is damaged."""
 
-_NAME = re.compile(r"iteration-(\d{8})\.safetensors")
+_NAME = re.compile(r"iteration-([0-9]{8})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def drop_old_checkpoints(folder: Path) -> None:
-    """Delete all but the newest checkpoints."""
-    for path in checkpoints_in(folder)[:-KEPT]:
+    """Delete all but the newest checkpoints; what only has the name of one is left alone."""
+    for path in [path for path in checkpoints_in(folder) if path.is_file()][:-KEPT]:
         path.unlink(missing_ok=True)
 
 

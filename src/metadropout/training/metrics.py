@@ -4,16 +4,67 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from metadropout.errors import TrainingError
-from metadropout.files import errors_naming, write_atomically
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
+from metadropout.errors import RunFileError, TrainingError
+from metadropout.files import errors_naming, open_regular, read_regular, write_atomically
+from metadropout.runs.reading import described, set_aside
+
+MAX_BYTES = 64 * 2**20
+"""Some 400,000 lines."""
 _LONGEST = 2**16
 """Bytes at the end of a file in which its last lines are sure to lie."""
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Iteration = Annotated[int, Field(ge=0, lt=10**8)]
+Seconds = Annotated[FiniteFloat, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class TrainingLine:
+    """The mean over some outer steps."""
+
+    iteration: Iteration
+    loss: FiniteFloat
+    accuracy: Fraction
+    seconds: Seconds | None = None
+    """Time spent training by then."""
+    tasks_per_second: Seconds | None = None
+
+
+@dataclass(frozen=True)
+class ValidationLine:
+    """A validation."""
+
+    iteration: Iteration
+    accuracy: Fraction
+    interval: Seconds
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What a run's `metrics.jsonl` holds."""
+
+    lines: list[dict[str, Any]]
+    """Whole lines of known kinds, as they were written, in their order."""
+    damaged: list[str]
+    """Which lines are something else, and why; but for a last one that a crash has cut short."""
+
+    @property
+    def training(self) -> list[TrainingLine]:
+        """The lines of training."""
+        return [_KINDS["training"].validate_python(line) for line in self.lines if line["kind"] == "training"]
+
+    @property
+    def validation(self) -> list[ValidationLine]:
+        """The lines of validations."""
+        return [_KINDS["validation"].validate_python(line) for line in self.lines if line["kind"] == "validation"]
 
 
 class MetricsLog:
@@ -28,10 +79,13 @@ class MetricsLog:
 
     def __init__(self, folder: Path, from_iteration: int) -> None:
         self.path = folder / "metrics.jsonl"
-        kept = [line for line in read_metrics(self.path) if line["iteration"] <= from_iteration]
+        kept = [line for line in _lines_to_keep(self.path) if line["iteration"] <= from_iteration]
         write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = self.path.open("a", encoding="utf-8")
-        self._events = _event_writer(folder / "events", from_iteration + 1)
+        events = folder / "events"
+        if events.exists() and not events.is_dir():
+            set_aside(events)
+        self._events = _event_writer(events, from_iteration + 1)
         self._pending: list[tuple[int, float, float, int, float]] = []
         self._seconds_before = max((line["seconds"] for line in kept if "seconds" in line), default=0.0)
 
@@ -93,26 +147,79 @@ class MetricsLog:
                         self._events.add_scalar(f"{line['kind']}/{name}", value, line["iteration"])
 
 
+def load_metrics(path: Path) -> Metrics:
+    """Read a run's metrics; lines that are damaged are left out and named. Nothing where there is no file.
+
+    Raises:
+        RunFileError: if it cannot be read at all.
+    """
+    try:
+        content = read_regular(path, MAX_BYTES)
+    except FileNotFoundError:
+        return Metrics([], [])
+    except OSError as error:
+        raise RunFileError(f"{path}: cannot be read: {error.strerror}; delete or rename it: a run needs none") from None
+    whole, _, _ = content.rpartition(b"\n")  # what follows the last line's end was cut short by a crash
+    return _parse(whole.decode("utf-8", errors="replace").split("\n") if whole else [])
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a run's metrics; what is not a line of metrics, such as one that a crash cut short, is left out."""
-    return list(_lines_of(path.read_text(encoding="utf-8", errors="replace").splitlines())) if path.exists() else []
+    """Read the lines of a run's metrics that are whole; see `load_metrics`."""
+    return load_metrics(path).lines
 
 
 def newest_iteration(path: Path) -> int:
     """Return the iteration of the last whole line of a run's metrics, 0 if there is none; quick for long files, too."""
-    if not path.exists():
+    try:
+        with open_regular(path, MAX_BYTES) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST))
+            texts = file.read(_LONGEST).decode("utf-8", errors="replace").split("\n")
+    except OSError:
         return 0
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST))
-        texts = file.read().decode("utf-8", errors="replace").splitlines()
-    return max((line["iteration"] for line in _lines_of(texts)), default=0)
+    return max((line["iteration"] for line in _parse(texts[:-1]).lines), default=0)
 
 
-def _lines_of(texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-    for text in texts:
-        with suppress(json.JSONDecodeError):
-            if isinstance(line := json.loads(text), dict) and {"kind", "iteration"} <= line.keys():
-                yield line
+def _lines_to_keep(path: Path) -> list[dict[str, Any]]:
+    """Return the lines with which a log goes on; a damaged file is kept beside it, as a run needs none to go on."""
+    try:
+        metrics = load_metrics(path)
+    except RunFileError:
+        metrics = Metrics([], ["all"])
+    if metrics.damaged:
+        set_aside(path)
+    return metrics.lines
+
+
+def _parse(texts: Iterable[str]) -> Metrics:
+    lines, damaged = [], []
+    for number, text in enumerate(texts, start=1):
+        try:
+            lines.append(_line(text))
+        except ValidationError as error:
+            damaged.append(f"line {number}: {described(error)}")
+    return Metrics(lines, damaged)
+
+
+@dataclass(frozen=True)
+class _AnyLine:
+    kind: Literal["training", "validation", "noise"]
+    iteration: Iteration
+
+
+def _line(text: str) -> dict[str, Any]:
+    """Read a line and check it: its numbers are numbers then."""
+    kind = _KINDS[_ANY.validate_json(text, strict=True).kind]
+    kind.validate_json(text, strict=True)
+    line: dict[str, Any] = json.loads(text)
+    return line
+
+
+_ANY = TypeAdapter(_AnyLine)
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    "training": TypeAdapter(TrainingLine),
+    "validation": TypeAdapter(ValidationLine),
+    "noise": TypeAdapter(dict[str, FiniteFloat | Literal["noise"]]),
+}
 
 
 def _event_writer(folder: Path, first_iteration: int) -> Any:

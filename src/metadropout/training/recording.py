@@ -84,7 +84,8 @@ class KeptRecords(Records):
 
     def __enter__(self) -> Self:
         for remains in self.run.checkpoints.glob("*.tmp"):  # of a write that was killed
-            remains.unlink()
+            if remains.is_file():
+                remains.unlink()
         record_start(self.run.folder, processes=self.processes, threads=self.threads)
         return self
 

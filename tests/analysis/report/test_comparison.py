@@ -39,7 +39,7 @@ def test_methods_are_compared_task_by_task_with_the_best_one(runs: list[Path]) -
     for run in runs:
         change_json(
             run / RESULT,
-            lambda record, run=run: record.update(accuracies=values[run.name], nlls=None),
+            lambda result, run=run: result.update(accuracies=values[run.name], nlls=None),
         )
     (setting,) = compare(read_runs(runs))
     (maml, ours), (noisy, behind) = setting.headlines
@@ -53,7 +53,7 @@ def test_methods_that_were_tested_on_more_tasks_are_compared_on_those_that_both_
     for run in runs:
         change_json(
             run / RESULT,
-            lambda record, run=run: record.update(accuracies=values[run.name], nlls=None),
+            lambda result, run=run: result.update(accuracies=values[run.name], nlls=None),
         )
     (setting,) = compare(read_runs(runs))
     (maml, behind), (noisy, ahead) = setting.headlines
@@ -66,7 +66,7 @@ def test_methods_that_were_tested_on_more_tasks_are_compared_on_those_that_both_
     ("change", "value"), [("iteration", 1), ("seed", 5), ("mc_samples", 9), ("accuracies", [0.5, 0.5])]
 )
 def test_tests_that_differ_in_more_than_the_seed_are_not_pooled(runs: list[Path], change: str, value: object) -> None:
-    change_json(runs[1] / RESULT, lambda record: record.update({"nlls": None, change: value}))
+    change_json(runs[1] / RESULT, lambda result: result.update({"nlls": None, change: value}))
     (setting,) = compare(read_runs(runs[:2]))
     assert [row.name for row in setting.rows] == ["maml", "maml-1"]
 
@@ -91,7 +91,7 @@ def test_runs_on_other_tasks_are_settings_of_their_own(
     runs: list[Path], section: str, option: str, value: object, titles: list[str]
 ) -> None:
     change_config(runs[1], section, **{option: value})
-    change_json(runs[1] / RESULT, lambda record: record.update({option: value}))
+    change_json(runs[1] / RESULT, lambda result: result.update({option: value}))
     settings = compare(read_runs(runs[:2]))
     assert [setting.title for setting in settings] == titles
     assert [len(setting.rows) for setting in settings] == [1, 1]
@@ -161,7 +161,7 @@ def test_figures_of_ones_own_recipe_are_shown_as_such_and_checked(runs: list[Pat
 def test_the_difference_has_the_interval_of_two_independent_measurements(runs: list[Path]) -> None:
     text = (runs[0] / "config.yaml").read_text()
     (runs[0] / "config.yaml").write_text(text.replace("reported: {}", "reported: {accuracy: 50, interval: 3}"))
-    change_json(runs[0] / RESULT, lambda record: record.update(accuracies=[0.4, 0.8], nlls=None))
+    change_json(runs[0] / RESULT, lambda result: result.update(accuracies=[0.4, 0.8], nlls=None))
     (setting,) = compare(read_runs(runs[:1]))
     pool = setting.rows[0].pool
     assert pool.difference == pytest.approx(10.0)
@@ -191,8 +191,8 @@ def test_curves_show_what_was_logged(runs: list[Path]) -> None:
 
 def test_attacks_are_tabled_by_norm_and_only_those_alike_stand_together(runs: list[Path]) -> None:
     def copy_attack(steps: int) -> None:
-        record = (runs[2] / "attack-metadropout.json").read_text()
-        (runs[0] / "attack-maml.json").write_text(record)
+        result = (runs[2] / "attack-metadropout.json").read_text()
+        (runs[0] / "attack-maml.json").write_text(result)
         change_json(runs[0] / "attack-maml.json", lambda content: content["measured"].update(steps=steps))
 
     copy_attack(steps=2)

@@ -17,6 +17,7 @@ from toys import RESULT, change_config, change_json, small_files
 from metadropout.cli import main
 
 SECTIONS = ["summary", "comparison", "curves", "attacks", "figures", "configuration", "environment", "commands"]
+OTHER_WAY = "evaluation-test-2way-1shot-2samples"
 VOID = {"meta", "link", "img"}
 
 
@@ -97,7 +98,7 @@ def test_every_picture_has_words(html: str) -> None:
 
 
 def test_the_table_shows_accuracies_beside_reported_ones(runs: list[Path], tmp_path: Path) -> None:
-    change_json(runs[0] / RESULT, lambda record: record.update(accuracies=[0.9, 1.0], nlls=None))
+    change_json(runs[0] / RESULT, lambda result: result.update(accuracies=[0.9, 1.0], nlls=None))
     config = (runs[0] / "config.yaml").read_text()
     (runs[0] / "config.yaml").write_text(config.replace("reported: {}", "reported: {accuracy: 96.5, interval: 0.5}"))
     html = report(runs, tmp_path / "report.html")
@@ -131,7 +132,7 @@ def test_missing_parts_are_named_on_the_page_and_by_the_command(
     for part in ("checkpoint", "evaluation", "attacks", "figures"):
         assert f"maml: {part}: " in told
         assert f"{part}: " in text
-    for command in (f"metadropout evaluate {run}", f"metadropout train --resume {run}", f"metadropout figures {run}"):
+    for command in (f"metadropout evaluate {run}", f"metadropout attack {run}", f"metadropout figures {run}"):
         assert command in text
     assert "not tested yet" in text
     assert "iteration 2 of 500" in text
@@ -160,7 +161,65 @@ def test_runs_with_different_ways_have_tables_of_their_own(runs: list[Path], tmp
     assert "Comparison, glyphs, 4-way 1-shot" in regions
 
 
+def test_only_runs_that_lack_nothing_are_called_complete(runs: list[Path], tmp_path: Path) -> None:
+    complete = "Nothing that was asked for is missing"
+    assert complete in report(runs[2:], tmp_path / "report.html")
+    change_json(runs[2] / "attack-metadropout.json", lambda results: results["episodes"].pop())
+    text = Page(report(runs[2:], tmp_path / "report.html")).text
+    assert complete not in text
+    assert "stopped in the linf norm after 1 of 2 episodes" in text
+    assert "stopped, of 2" in text  # beside the numbers, too
+
+
+def test_methods_are_not_compared_after_unequal_training(runs: list[Path], tmp_path: Path) -> None:
+    change_json(runs[0] / RESULT, lambda result: result.update(accuracies=[0.9] * 4, nlls=None, calibration=None))
+    change_json(runs[2] / RESULT, lambda result: result.update(accuracies=[0.5] * 4, nlls=None, calibration=None))
+    two = [runs[0], runs[2]]
+    assert "40.00 ± 0.00 points behind MAML on the same 4 tasks" in Page(report(two, tmp_path / "report.html")).text
+    change_json(runs[2] / RESULT, lambda result: result.update(iteration=1))
+    text = Page(report(two, tmp_path / "report.html")).text
+    assert "points behind" not in text
+    told = "because they were trained for different numbers of iterations: MAML for 2, MAML + Meta-dropout for 1."
+    assert told in text
+
+
+def test_a_difference_within_its_interval_is_called_that(runs: list[Path], tmp_path: Path) -> None:
+    for run, accuracies in ((runs[0], [0.9, 0.5, 0.7, 0.5]), (runs[2], [0.5, 0.8, 0.5, 0.7])):
+        change_json(run / RESULT, lambda r, a=accuracies: r.update(accuracies=a, nlls=None, calibration=None))
+    text = Page(report([runs[0], runs[2]], tmp_path / "report.html")).text
+    assert "points behind MAML on the same 4 tasks: the two cannot be told apart, as the interval contains 0" in text
+
+
+def test_likelihood_calibration_and_tests_on_other_tasks_are_shown(runs: list[Path], tmp_path: Path) -> None:
+    assert main(["evaluate", str(runs[0]), "--episodes", "3", "--mc-samples", "2", "--episode.way", "2"]) == 0
+    own, other = (json.loads((runs[0] / name).read_text()) for name in (RESULT, f"{OTHER_WAY}.json"))
+    html = report(runs[:1], tmp_path / "report.html")
+    text = Page(html).text
+    for result in (own, other):
+        assert f"{result['nll']:.4f}" in text
+        assert f'data-value="{result["nll"]}"' in html
+        assert f"{100 * result['ece']:.2f}" in text
+    assert "Tested on other tasks: glyphs, 2-way 1-shot, 2 query images per class, transductive" in text
+    summary = html[html.index('id="summary"') : html.index('id="comparison"')]
+    assert f"{100 * own['mean']:.2f}" in summary
+    assert "2-way" not in summary
+    assert "--mc-samples 2 --seed 0 --episode.way 2" in html[html.index('id="commands"') :]
+
+
 def test_nothing_from_a_run_becomes_markup(runs: list[Path], tmp_path: Path) -> None:
+    def fill(run: Path, text: str) -> None:
+        """Put a text wherever a run's files can hold one."""
+        pending = {text: {"runs": [text], "options": [text]}}
+        change_json(run / "environment.json", lambda e: e["starts"][0].update(command=text, platform=text, gpus=[text]))
+        change_json(run / "figures" / "figures.json", lambda f: f.update(left_out={text: text}, pending=pending))
+        change_json(
+            run / "figures" / "figures.json", lambda f: f["figures"]["noise"].update(title=text, caption=text, alt=text)
+        )
+        shutil.copy(run / RESULT, run / "evaluation-test-other.json")
+        others = {"data": text, "protocol": text, "split": text, "state": text, "episode_list": text}
+        change_json(run / "evaluation-test-other.json", lambda result: result.update(others))
+
+    fill(runs[2], "plain")
     expected = [tag for tag, _ in Page(report(runs[2:], tmp_path / "plain.html")).elements]
     evil = "</title></script><script>alert(1)</script><img src=x onerror=alert(1)>\"'{{ 7 * 7 }}"
     run = runs[2].rename(runs[2].parent / "<b onclick=x>\"'&amp;")
@@ -168,8 +227,7 @@ def test_nothing_from_a_run_becomes_markup(runs: list[Path], tmp_path: Path) -> 
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["description"] = evil
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    change_json(run / "environment.json", lambda e: e["starts"][0].update(command=evil, platform=evil, gpus=[evil]))
-    change_json(run / "figures" / "figures.json", lambda f: f["noise"].update(title=evil, caption=evil, alt=evil))
+    fill(run, evil)
     page = Page(report([run], tmp_path / "report.html"))
     assert [tag for tag, _ in page.elements] == expected
     assert not {name for _, attributes in page.elements for name in attributes if name.startswith("on")}

@@ -274,13 +274,12 @@ def draw_boundaries(data: BoundaryData) -> Figure:
     for row, cells in zip(axes, data.panels, strict=True):
         for axis, panel in zip(row, cells, strict=False):
             _draw_panel(axis, panel, size=0.6)
-            axis.set_title(f"{panel.moment}: {panel.right(QUERY)[0]} of {panel.right(QUERY)[1]}", fontsize=8)
+            axis.set_title(f"{panel.moment}: {panel.right(QUERY)[0]} of {panel.right(QUERY)[1]}", fontsize=11)
         for axis in row[len(cells) :]:
             axis.set_axis_off()
-        row[0].set_ylabel(cells[0].learner, fontsize=9)
-    figure.suptitle(f"{data.title} (query images classified correctly)", fontsize=11)
-    for axis in axes[-1]:
-        axis.set_xlabel("distance from the boundary", fontsize=8)
+        row[0].set_ylabel(cells[0].learner, fontsize=11)
+    figure.suptitle(f"{data.title} (query images classified correctly)", fontsize=13)
+    figure.supxlabel("signed distance from the decision boundary", fontsize=11)
     _legend(figure, data)
     return figure
 
@@ -335,7 +334,7 @@ def _draw_panel(axis: Axes, panel: Panel, size: float = 1.0) -> None:
     axis.axvline(0, color="black", linewidth=1.5)
     axis.set_xlim(-reach, reach)
     axis.set_yticks([])
-    axis.tick_params(labelsize=7)
+    axis.tick_params(labelsize=9)
 
 
 def _legend(figure: Figure, data: BoundaryData) -> None:
@@ -354,4 +353,4 @@ def _legend(figure: Figure, data: BoundaryData) -> None:
             if kind == "perturbed support":
                 entry.set_markerfacecolor("none")
             entries.append(entry)
-    figure.legend(handles=entries, loc="outside lower center", ncols=len(kinds), fontsize=8, frameon=False)
+    figure.legend(handles=entries, loc="outside lower center", ncols=len(kinds), fontsize=10, frameon=False)

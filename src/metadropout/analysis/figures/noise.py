@@ -89,7 +89,7 @@ def noise_over_training(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
 
 def _series(lines: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, FloatArray]:
     names = [name for name in lines[0] if name.startswith(prefix)]
-    return {n.removeprefix(prefix): np.array([line[n] for line in lines], dtype=np.float32) for n in names}
+    return {n.removeprefix(prefix): np.array([line.get(n, np.nan) for line in lines], dtype=np.float32) for n in names}
 
 
 def draw_noise(data: NoiseData) -> Figure:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from metadropout.analysis.figures.accuracies import accuracy_over_settings, draw_accuracies, settings_to_evaluate
 from metadropout.analysis.figures.activations import activation_samples, draw_activations, draw_frames
-from metadropout.analysis.figures.base import FigureData
+from metadropout.analysis.figures.base import FigureData, FigureError
 from metadropout.analysis.figures.boundaries import (
     boundaries_over_steps,
     boundaries_over_tasks,
@@ -22,13 +21,13 @@ from metadropout.analysis.figures.boundaries import (
 )
 from metadropout.analysis.figures.decoder import DecoderOptions
 from metadropout.analysis.figures.drawing import save_gif, save_png
+from metadropout.analysis.figures.index import Asked, Drawn, read_index
 from metadropout.analysis.figures.multipliers import draw_multipliers, multiplier_maps
 from metadropout.analysis.figures.noise import draw_noise, noise_over_training
 from metadropout.analysis.figures.reconstructions import draw_reconstructions, reconstructions
 from metadropout.config import Config, build_learner, method_name, resolve_device
 from metadropout.data import Episode, EpisodeSampler, Splits
 from metadropout.errors import ConfigError
-from metadropout.files import write_atomically
 from metadropout.learners import GradientLearner
 from metadropout.noise import mix_seed
 from metadropout.runs.folder import Run
@@ -54,6 +53,8 @@ class Subject:
     splits: Splits
     iteration: int
     checkpoint: Path
+    state: str
+    """Which of its checkpoints: "last" or "best"."""
 
     @property
     def unfinished(self) -> bool:
@@ -101,6 +102,14 @@ class FigureOptions:
     decoder_iterations: int = DecoderOptions.iterations
     display: Callable[[str, int], AbstractContextManager[Display]] = lambda name, parts: nullcontext(Silence())
 
+    def words(self, state: str) -> tuple[str, ...]:
+        """Return the arguments of `metadropout figures` that choose the same, folders aside."""
+        usual = FigureOptions(self.out)
+        chosen = {name: getattr(self, name) for name in ("seed", "episodes", "decoder_iterations")}
+        given = [(name, value) for name, value in chosen.items() if value != getattr(usual, name)]
+        given += [("state", state)] if state != "last" else []
+        return tuple(word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value)))
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -141,8 +150,35 @@ def open_subjects(runs: Sequence[Run], state: str = "last") -> list[Subject]:
     return [_open(run, label, state) for run, label in zip(runs, labels, strict=True)]
 
 
-def make_figure(name: str, subjects: Sequence[Subject], options: FigureOptions) -> Made:
-    """Compute and draw a figure by its name, and add it to the folder's index, `figures.json`."""
+def draw(
+    names: Sequence[str], subjects: Sequence[Subject], options: FigureOptions
+) -> Iterator[tuple[str, Made | FigureError]]:
+    """Compute and draw figures by their names, and list them in the folder's index, `figures.json`.
+
+    Gives each name with what was made of it, or with the reason why it has no meaning here.
+    """
+    options.out.mkdir(parents=True, exist_ok=True)
+    index = read_index(options.out)
+    asked = Asked(tuple(str(subject.run.folder.resolve()) for subject in subjects), options.words(subjects[0].state))
+    index.pending |= dict.fromkeys(names, asked)
+    index.write(options.out)
+    for name in names:
+        made: Made | FigureError
+        try:
+            made = _make(name, subjects, options)
+        except FigureError as reason:
+            index.left_out[name] = str(reason)
+            made = reason
+        else:
+            data, files, first = made.data, [file.name for file in made.files], subjects[0]
+            index.figures[name] = Drawn(files, data.title, data.caption, data.alt, first.state, first.iteration)
+            index.left_out.pop(name, None)
+        del index.pending[name]
+        index.write(options.out)
+        yield name, made
+
+
+def _make(name: str, subjects: Sequence[Subject], options: FigureOptions) -> Made:
     kind = FIGURES[name]
     data = kind.compute(subjects, options)
     files = [options.out / f"{name}.png"]
@@ -150,7 +186,6 @@ def make_figure(name: str, subjects: Sequence[Subject], options: FigureOptions) 
     if kind.frames is not None:
         files.append(options.out / f"{name}.gif")
         save_gif(kind.frames(data), files[1])
-    _add_to_index(options.out / "figures.json", name, Made(data, tuple(files)))
     return Made(data, tuple(files))
 
 
@@ -164,7 +199,7 @@ def _open(run: Run, label: str, state: str) -> Subject:
     planned = run.config.training.iterations
     if iteration < planned:
         label = f"{label}, {iteration} of {planned} iterations"
-    return Subject(run, label, learner, splits, iteration, checkpoint)
+    return Subject(run, label, learner, splits, iteration, checkpoint, state)
 
 
 def _check_comparable(run: Run, other: Run) -> None:
@@ -175,17 +210,6 @@ def _check_comparable(run: Run, other: Run) -> None:
         mine, its = of(run.config), of(other.config)
         if mine != its:
             raise ConfigError(f"{other.folder}: cannot be compared with {run.folder}: its {what} is {its}, not {mine}")
-
-
-def _add_to_index(path: Path, name: str, made: Made) -> None:
-    """Write what a figure shows beside it, for reports; figures of earlier calls stay listed."""
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        index = {}
-    files = [file.name for file in made.files]
-    index[name] = {"files": files, "title": made.data.title, "caption": made.data.caption, "alt": made.data.alt}
-    write_atomically(path, json.dumps(index, indent=1, ensure_ascii=False) + "\n")
 
 
 def _learners(subjects: Sequence[Subject]) -> dict[str, GradientLearner]:

@@ -137,7 +137,7 @@ class Chart:
 
 
 def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
-    """Return round numbers in a range, so many at most, with as many decimals as they need."""
+    """Return round numbers in a range, that many at most, with as many decimals as they need."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))

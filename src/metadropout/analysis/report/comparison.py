@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
-from metadropout.analysis.report.folders import RunRecord
+from metadropout.analysis.report.folders import RunSummary
 from metadropout.config import Config, as_text, method_name, task_options
 from metadropout.errors import ConfigError
 from metadropout.evaluation import Evaluation
@@ -45,8 +45,8 @@ class Reference:
 class Pool:
     """Runs that differ in their seed alone and were tested in the same way, with the test of each."""
 
-    members: tuple[tuple[RunRecord, TestResult], ...]
-    reference: Reference | None
+    members: tuple[tuple[RunSummary, TestResult], ...]
+    reference: Reference | None = None
 
     @property
     def test(self) -> TestResult:
@@ -56,7 +56,21 @@ class Pool:
     @property
     def seeds(self) -> list[int]:
         """Of the runs."""
-        return [record.run.config.seed for record, _ in self.members]
+        return [summary.run.config.seed for summary, _ in self.members]
+
+    @property
+    def iterations(self) -> int:
+        """Outer steps of training that went into the result: for a best state, those among which it was chosen."""
+        summary, test = self.members[0]
+        return test.iteration if test.state == "last" else summary.iteration
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the same has been measured of a later state of each of the runs."""
+        return all(
+            any(other.measure == test.measure and other.iteration > test.iteration for other in summary.tests)
+            for summary, test in self.members
+        )
 
     @property
     def result(self) -> Evaluation:
@@ -92,19 +106,22 @@ class Method:
     name: str
     number: int
     """Its colour and marker in a setting's charts."""
-    runs: tuple[RunRecord, ...]
+    runs: tuple[RunSummary, ...]
     pools: tuple[Pool, ...]
+    """Tests on the tasks of the setting."""
+    other_pools: tuple[Pool, ...]
+    """Tests on other tasks."""
 
-    def label(self, record: RunRecord) -> str:
+    def label(self, summary: RunSummary) -> str:
         """Return what one of its runs is called in a chart: by its seed, and by its name where that is not enough."""
         seeds = [other.run.config.seed for other in self.runs]
-        seed = record.run.config.seed
-        return f"{self.name}, seed {seed}" + (f" ({record.name})" if seeds.count(seed) > 1 else "")
+        seed = summary.run.config.seed
+        return f"{self.name}, seed {seed}" + (f" ({summary.name})" if seeds.count(seed) > 1 else "")
 
     @property
-    def untested(self) -> list[RunRecord]:
-        """Runs without any test."""
-        return [record for record in self.runs if not record.tests]
+    def untested(self) -> list[RunSummary]:
+        """Runs without any test on the tasks of the setting."""
+        return [summary for summary in self.runs if not summary.tests]
 
 
 @dataclass(frozen=True)
@@ -118,6 +135,14 @@ class Row:
 
 
 @dataclass(frozen=True)
+class OtherTasks:
+    """Tests of a setting's runs on one kind of tasks that they were not made for."""
+
+    title: str
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
 class Setting:
     """All runs that were tested on the same kind of tasks."""
 
@@ -126,60 +151,99 @@ class Setting:
     methods: tuple[Method, ...]
 
     @property
-    def runs(self) -> list[RunRecord]:
+    def runs(self) -> list[RunSummary]:
         """All runs, method by method."""
-        return [record for method in self.methods for record in method.runs]
+        return [summary for method in self.methods for summary in method.runs]
 
     @property
     def headlines(self) -> list[tuple[Method, Pool]]:
-        """The results on test classes, all seeds of a method together."""
-        return [(method, pool) for method in self.methods for pool in method.pools if pool.test.split == "test"]
+        """The results on test classes, all seeds of a method together, without those of earlier states."""
+        pools = [(method, pool) for method in self.methods for pool in method.pools]
+        return [(method, pool) for method, pool in pools if pool.test.split == "test" and not pool.superseded]
 
     @property
     def rows(self) -> list[Row]:
         """The rows of the table: several seeds together first, then each of them."""
-        rows = []
-        for method in self.methods:
-            for pool in method.pools:
-                if len(pool.members) > 1:
-                    rows.append(Row(method, pool, ""))
-                for record, test in pool.members:
-                    rows.append(Row(method, Pool(((record, test),), pool.reference), record.name))
-        return rows
+        return [row for method in self.methods for row in _rows(method, method.pools)]
+
+    @property
+    def other_tasks(self) -> list[OtherTasks]:
+        """Tests on other tasks, those on the same ones together."""
+        pairs = [(method, pool) for method in self.methods for pool in method.other_pools]
+        groups = _grouped(pairs, lambda pair: _kind_of_tasks(pair[1].test))
+        return [
+            OtherTasks(_tasks_title(group[0][1]), [row for method, pool in group for row in _rows(method, [pool])])
+            for group in groups
+        ]
 
     @property
     def span(self) -> tuple[float, float]:
         """Lowest and highest accuracy of all intervals, reported ones included, in %."""
-        ends = [100 * (row.pool.result.mean + s * row.pool.result.interval) for row in self.rows for s in (-1, 1)]
-        references = [row.pool.reference for row in self.rows if row.pool.reference]
-        ends += [r.accuracy + s * (r.interval or 0) for r in references for s in (-1, 1)]
-        return min(ends, default=0.0), max(ends, default=100.0)
+        return span_of(self.rows)
 
     def best_for(self, method: Method, pool: Pool) -> tuple[Method, Pool] | None:
-        """Return the method that is furthest ahead of another on the same tasks, None if none is."""
-        rivals = [
+        """Return the method that is furthest ahead of another after as much training, None if none is."""
+        rivals = [(rival, its) for rival, its in self._rivals(method, pool) if its.iterations == pool.iterations]
+        best = max(rivals, key=lambda rival: rival[1].against(pool).mean, default=None)
+        return best if best and best[1].against(pool).mean > 0 else None
+
+    @property
+    def unequal(self) -> list[tuple[Method, Pool]]:
+        """Results that are not compared with another method's, because one of them was trained for longer."""
+        return [
+            (method, pool)
+            for method, pool in self.headlines
+            if any(its.iterations != pool.iterations for _, its in self._rivals(method, pool))
+        ]
+
+    def _rivals(self, method: Method, pool: Pool) -> list[tuple[Method, Pool]]:
+        """Return the other methods' results on the same tasks."""
+        return [
             (rival, its)
             for rival, its in self.headlines
             if rival is not method and (its.test.tasks, its.test.state) == (pool.test.tasks, pool.test.state)
         ]
-        best = max(rivals, key=lambda rival: rival[1].against(pool).mean, default=None)
-        return best if best and best[1].against(pool).mean > 0 else None
 
 
-def compare(records: Sequence[RunRecord]) -> list[Setting]:
+def span_of(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the lowest and the highest accuracy of all intervals in a table, reported ones included, in %."""
+    results = [row.pool.result for row in rows]
+    ends = [100 * (result.mean + sign * result.interval) for result in results for sign in (-1, 1)]
+    references = [row.pool.reference for row in rows if row.pool.reference]
+    ends += [r.accuracy + sign * (r.interval or 0) for r in references for sign in (-1, 1)]
+    return min(ends, default=0.0), max(ends, default=100.0)
+
+
+def _rows(method: Method, pools: Iterable[Pool]) -> list[Row]:
+    rows = []
+    for pool in pools:
+        if len(pool.members) > 1:
+            rows.append(Row(method, pool, ""))
+        for summary, test in pool.members:
+            rows.append(Row(method, Pool(((summary, test),), pool.reference), summary.name))
+    return rows
+
+
+def compare(summaries: Sequence[RunSummary]) -> list[Setting]:
     """Group runs by what they were tested on, and within that by method.
 
     Raises:
         ConfigError: if a run's reported figures are no numbers.
     """
-    groups = _grouped(records, lambda record: task_options(record.run.config))
+    groups = _grouped(summaries, _own_tasks)
     titles = [_setting_title(group[0].run.config) for group in groups]
-    options = [task_options(group[0].run.config) for group in groups]
+    options = [_own_tasks(group[0]) for group in groups]
     titles = _told_apart(titles, options)
     return [
         Setting(title, _setting_details(group[0].run.config), _methods(group))
         for title, group in zip(titles, groups, strict=True)
     ]
+
+
+def _own_tasks(summary: RunSummary) -> dict[str, Any]:
+    """Return what the tasks depend on that a run was made for: its options, and which images they are."""
+    identity = summary.run.identity()
+    return task_options(summary.run.config) | {"images": "unknown" if identity is None else identity.digest[:8]}
 
 
 def method_options(config: Config) -> dict[str, Any]:
@@ -232,32 +296,54 @@ def _reported_recipes() -> dict[str, Config]:
     return {name: load_recipe(name) for name in sources()}
 
 
-def _methods(records: Sequence[RunRecord]) -> tuple[Method, ...]:
-    groups = _grouped(records, lambda record: method_options(record.run.config))
+def _methods(summaries: Sequence[RunSummary]) -> tuple[Method, ...]:
+    groups = _grouped(summaries, lambda summary: method_options(summary.run.config))
     options = [method_options(group[0].run.config) for group in groups]
     names = _told_apart([method_name(group[0].run.config) for group in groups], options)
     return tuple(
-        Method(name, number, tuple(group), _pools(group))
+        Method(name, number, tuple(group), _own_pools(group), _other_pools(group))
         for number, (name, group) in enumerate(zip(names, groups, strict=True))
     )
 
 
-def _pools(records: Sequence[RunRecord]) -> tuple[Pool, ...]:
-    """Put tests together that differ in the run's seed alone."""
-    tests = [(record, test) for record in records for test in record.tests]
+def _own_pools(summaries: Sequence[RunSummary]) -> tuple[Pool, ...]:
+    """Put tests on the tasks of the setting together that differ in the run's seed alone."""
+    tests = [(summary, test) for summary in summaries for test in summary.tests]
     groups = _grouped(tests, lambda pair: _conditions(pair[1]))
     return tuple(Pool(tuple(group), _reference_for(*group[0])) for group in groups)
 
 
+def _other_pools(summaries: Sequence[RunSummary]) -> tuple[Pool, ...]:
+    """Put tests on other tasks together that differ in the run's seed alone; nobody reports figures for them."""
+    tests = [(summary, test) for summary in summaries for test in summary.other_tests]
+    return tuple(Pool(tuple(group)) for group in _grouped(tests, lambda pair: _conditions(pair[1])))
+
+
 def _conditions(test: TestResult) -> list[object]:
-    return [*test.tasks, len(test.accuracies), test.state, test.iteration, test.mc_samples]
+    return [*test.tasks, test.test_steps, len(test.accuracies), test.state, test.iteration, test.mc_samples]
 
 
-def _reference_for(record: RunRecord, test: TestResult) -> Reference | None:
+def _kind_of_tasks(test: TestResult) -> list[object]:
+    own = test
+    return [own.data, own.data_digest, own.way, own.shot, own.query, own.protocol, own.test_steps]
+
+
+def _tasks_title(pool: Pool) -> str:
+    """Say in words which tasks a run was tested on that it was not made for."""
+    summary, test = pool.members[0]
+    usual = test.usual(summary.run)
+    data = DATA_NAMES.get(test.data or "", test.data)
+    if test.data == usual.data and test.data_digest != usual.data_digest:
+        data = f"{data} with other images"
+    title = f"{data}, {test.way}-way {test.shot}-shot, {test.query} query images per class, {test.protocol}"
+    return f"{title}, {test.test_steps} inner steps" if test.test_steps != usual.test_steps else title
+
+
+def _reference_for(summary: RunSummary, test: TestResult) -> Reference | None:
     try:
-        return find_reference(record.run.config) if test.split == "test" else None
+        return find_reference(summary.run.config) if test.split == "test" else None
     except ConfigError as error:
-        raise ConfigError(f"{record.run.folder / 'config.yaml'}: {error}") from None
+        raise ConfigError(f"{summary.run.folder / 'config.yaml'}: {error}") from None
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:

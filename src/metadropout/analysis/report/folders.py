@@ -5,28 +5,28 @@ from __future__ import annotations
 import base64
 import io
 import shlex
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, TypeVar
 
-from PIL import Image
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 import metadropout
-from metadropout.errors import CheckpointError, ConfigError, MetadropoutError
-from metadropout.robustness.attacks import NORMS
-from metadropout.robustness.curves import Record
+from metadropout.analysis.figures.index import FigureIndex, read_index
+from metadropout.data.decode import open_image
+from metadropout.data.trees import UnreadableError
+from metadropout.errors import CheckpointError, ConfigError, RunFileError
+from metadropout.files import read_regular
+from metadropout.robustness.attacks import NORMS, Norm
+from metadropout.robustness.curves import Asked, AttackResults, read_attacks
 from metadropout.runs.folder import Run, open_run
-from metadropout.runs.results import TestResult, read_result
-from metadropout.training.checkpoints import iteration_of, latest_checkpoint, read_checkpoint
-from metadropout.training.metrics import read_metrics
+from metadropout.runs.reading import read_checked
+from metadropout.runs.results import Count, TestResult, read_result
+from metadropout.training.checkpoints import iteration_of, read_checkpoint
+from metadropout.training.metrics import Metrics, TrainingLine, ValidationLine, load_metrics
 
-T = TypeVar("T")
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
+MAX_PICTURE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,6 @@ class Start:
 
 
 @dataclass(frozen=True)
-class TrainingLine:
-    """The mean over some outer steps, from `metrics.jsonl`."""
-
-    iteration: Count
-    loss: FiniteFloat
-    accuracy: Fraction
-    seconds: FiniteFloat | None = None
-    tasks_per_second: FiniteFloat | None = None
-
-
-@dataclass(frozen=True)
-class ValidationLine:
-    """A validation, from `metrics.jsonl`."""
-
-    iteration: Count
-    accuracy: Fraction
-    interval: FiniteFloat
-
-
-@dataclass(frozen=True)
 class Picture:
     """A figure that `metadropout figures` has drawn, as a data URI."""
 
@@ -86,10 +66,27 @@ class Picture:
     height: int
     animation: str = ""
     """File of the same in motion, which a page leaves out because of its size."""
+    iteration: int | None = None
+    """Outer steps of the last state when it was drawn; None where that is not known, or another state is shown."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether it has to be shown in the page's whole width to be read."""
+        return self.width > 2 * self.height
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class Figures:
+    """What a folder of figures holds."""
+
+    pictures: list[Picture] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Figures that have no meaning for the run, with the reason."""
+    gaps: list[Gap] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunSummary:
     """All that a report knows of a run."""
 
     name: str
@@ -101,10 +98,13 @@ class RunRecord:
     training: list[TrainingLine]
     validation: list[ValidationLine]
     tests: list[TestResult]
-    attack: Record | None
+    """On the tasks that the run was made for."""
+    other_tests: list[TestResult]
+    """On other tasks: never to be mixed with those."""
+    attack: AttackResults | None
     attacks: Path | None
-    """Folder of the attack's record, None for the run's own."""
-    pictures: list[Picture]
+    """Folder of the attack's results, None for the run's own."""
+    figures: Figures
     gaps: list[Gap]
 
     @property
@@ -125,27 +125,43 @@ class RunRecord:
     def commands(self) -> list[str]:
         """Return what made the run: recorded commands of training, and tests and attacks as their files tell them."""
         lines = list(dict.fromkeys(start.command for start in self.starts))
-        for test in self.tests:
-            options = ["--episodes", len(test.accuracies), "--mc-samples", test.mc_samples, "--seed", test.seed]
-            options += ["--split", test.split] if test.split != "test" else []
-            options += ["--state", test.state] if test.state != "last" else []
-            options += ["--episode-list", test.episode_list] if test.episode_list else []
-            lines.append(command("evaluate", self.run.folder, *options))
-        return lines + ([self._attack_command(self.attack)] if self.attack else [])
+        for test in (*self.tests, *self.other_tests):
+            lines.append(command("evaluate", self.run.folder, *test.command_options(self.run)))
+        return lines + (attack_commands(self.run, self.attack, self.attacks) if self.attack else [])
 
-    def _attack_command(self, attack: Record) -> str:
-        """Return the command that attacks in the same way."""
-        options: list[object] = ["--episodes", len(attack.episodes)]
-        for name in ("steps", "restarts", "mc_samples", "seed"):
-            options += [f"--{name.replace('_', '-')}", attack.measured[name]]
-        options += ["--state", attack.state] if attack.state != "last" else []
-        if attack.measured["protocol"] == "inductive" != self.run.config.episode.protocol:
-            options.append("--inductive")
-        options += ["--out", self.attacks] if self.attacks else []
+
+def attack_commands(
+    run: Run, attack: AttackResults, folder: Path | None, asked: Mapping[Norm, Asked] | None = None
+) -> list[str]:
+    """Return the commands that attack a run in the same way: one for each number of episodes.
+
+    Args:
+        run: the run.
+        attack: what has been measured.
+        folder: where the results are, None for the run's own folder.
+        asked: what is to be measured, by norm; what was asked for, or else what has been measured, by default.
+    """
+    asked = asked or attack.asked or measured_of(attack)
+    options: list[object] = []
+    for name in ("steps", "restarts", "mc_samples", "seed"):
+        options += [f"--{name.replace('_', '-')}", attack.measured[name]]
+    options += ["--state", attack.state] if attack.state != "last" else []
+    if attack.measured["protocol"] == "inductive" != run.config.episode.protocol:
+        options.append("--inductive")
+    options += ["--out", folder] if folder else []
+    lines = []
+    for episodes in sorted({each.episodes for each in asked.values()}, reverse=True):
+        radii: list[object] = []
         for norm in NORMS:
-            if radii := attack.radii(norm):
-                options += ["--norm", norm, "--epsilon", *(f"{radius:g}" for radius in sorted(radii))]
-        return command("attack", self.run.folder, *options)
+            if norm in asked and asked[norm].episodes == episodes:
+                radii += ["--norm", norm, "--epsilon", *(f"{radius:g}" for radius in sorted(asked[norm].radii))]
+        lines.append(command("attack", run.folder, "--episodes", episodes, *options, *radii))
+    return lines
+
+
+def measured_of(attack: AttackResults) -> dict[Norm, Asked]:
+    """Return what has been measured as if it had been asked for, for files that do not say what was."""
+    return {norm: Asked(len(attack.episodes), tuple(sorted(radii))) for norm in NORMS if (radii := attack.radii(norm))}
 
 
 def command(name: str, folder: Path, *options: object) -> str:
@@ -153,7 +169,7 @@ def command(name: str, folder: Path, *options: object) -> str:
     return shlex.join(["metadropout", name, str(folder), *map(str, options)])
 
 
-def read_runs(folders: Sequence[Path], attacks: Path | None = None) -> list[RunRecord]:
+def read_runs(folders: Sequence[Path], attacks: Path | None = None) -> list[RunSummary]:
     """Read the folders of runs.
 
     Args:
@@ -173,52 +189,68 @@ def read_runs(folders: Sequence[Path], attacks: Path | None = None) -> list[RunR
     ]
 
 
-def _read_run(name: str, folder: Path, attacks: Path | None) -> RunRecord:
+def _read_run(name: str, folder: Path, attacks: Path | None) -> RunSummary:
     run = open_run(folder)
     starts = _starts(folder / "environment.json")
-    training = _metrics(run, "training", TypeAdapter(list[TrainingLine]))
-    validation = _metrics(run, "validation", TypeAdapter(list[ValidationLine]))
+    metrics = load_metrics(run.metrics)
+    training = metrics.training
     tests = [read_result(path) for path in sorted(folder.glob("evaluation-*.json"))]
-    tests = [test for test in tests if test.is_of_own_tasks(run.config)]
+    own = [test.completed(run) for test in tests if test.is_of_own_tasks(run)]
+    others = [test for test in tests if not test.is_of_own_tasks(run)]
     attack = _attack((attacks or folder) / f"attack-{folder.resolve().name}.json")
-    has_pictures = (folder / "figures" / "figures.json").is_file()
-    pictures, lost = read_pictures(folder / "figures") if has_pictures else ([], [])
+    figures = read_figures(folder / "figures", folder)
     iteration, gaps = _progress(run, max((line.iteration for line in training), default=0))
-    gaps += _record_gaps(starts, training) + _result_gaps(run, iteration, tests, attack, attacks)
-    if not pictures:
+    gaps += _log_gaps(run, starts, metrics) + _test_gaps(run, iteration, own, others)
+    gaps += _attack_gaps(run, iteration, attack, attacks) + figures.gaps
+    if not figures.pictures and not figures.gaps:
         gaps.append(Gap("figures", "none have been drawn", command("figures", folder)))
-    return RunRecord(name, run, iteration, starts, training, validation, tests, attack, attacks, pictures, gaps + lost)
+    for picture in figures.pictures:
+        if picture.iteration not in (None, iteration):
+            reason = f"{picture.name} shows iteration {picture.iteration}, the run is at {iteration}"
+            gaps.append(Gap("figures", reason, command("figures", folder, "--only", picture.name)))
+    validation = metrics.validation
+    return RunSummary(name, run, iteration, starts, training, validation, own, others, attack, attacks, figures, gaps)
 
 
-def read_pictures(folder: Path) -> tuple[list[Picture], list[Gap]]:
-    """Read the figures that `metadropout figures` has drawn into a folder, and name those whose file is gone.
+def read_figures(folder: Path, run: Path | None = None) -> Figures:
+    """Read the figures that `metadropout figures` has drawn into a folder, and name what is missing among them.
+
+    Args:
+        folder: the folder; it may be missing where it is a run's own.
+        run: the run's folder, where this is its own folder of figures.
 
     Raises:
-        MetadropoutError: if the folder has no index, or the index or a picture is damaged.
+        RunFileError: if the index or a picture is damaged.
     """
-    index = folder / "figures.json"
-    if not index.is_file():
+    if run is None and not (folder / "figures.json").exists():
         raise ConfigError(f"{folder}: has no figures.json; draw figures with 'metadropout figures RUN --out {folder}'")
-    pictures, gaps = [], []
-    for name, entry in _read(index, TypeAdapter(dict[str, _FigureEntry])).items():
-        still = next((file for file in entry.files if file.endswith(".png")), entry.files[0])
-        if Path(still).name != still:
-            raise MetadropoutError(f"{index}: {name}.files: {still} is not in this folder; draw the figures again")
-        if not (folder / still).is_file():
+    index = read_index(folder)
+    pictures, gaps = [], _pending_gaps(index, folder, run)
+    for name, drawn in index.figures.items():
+        still = next((file for file in drawn.files if file.endswith(".png")), drawn.files[0])
+        if not (folder / still).exists():
             gaps.append(Gap("figures", f"{folder / still} is listed in figures.json, but it is not there"))
             continue
         uri, width, height = _as_uri(folder / still)
-        moving = next((str(folder / file) for file in entry.files if file.endswith(".gif")), "")
-        pictures.append(Picture(name, entry.title, entry.caption, entry.alt, uri, width, height, moving))
-    return pictures, gaps
+        moving = next((str(folder / file) for file in drawn.files if file.endswith(".gif")), "")
+        iteration = drawn.iteration if drawn.state == "last" else None
+        words = drawn.title, drawn.caption, drawn.alt
+        pictures.append(Picture(name, *words, uri, width, height, moving, iteration))
+    return Figures(pictures, index.left_out, gaps)
 
 
-@dataclass(frozen=True)
-class _FigureEntry:
-    files: Annotated[list[str], Field(min_length=1)]
-    title: str
-    caption: str
-    alt: str
+def _pending_gaps(index: FigureIndex, folder: Path, run: Path | None) -> list[Gap]:
+    """Name the figures that a command was stopped before, with the commands that go on."""
+    gaps = []
+    for asked in dict.fromkeys(index.pending.values()):
+        names = [name for name, each in index.pending.items() if each == asked]
+        first, *others = asked.runs or ("RUN",)
+        options: list[object] = ["--only", *names]
+        options += ["--compare", *others[:1]] if others else []
+        options += [*asked.options, *([] if run else ["--out", folder])]
+        goes_on = command("figures", run or Path(first), *options)
+        gaps.append(Gap("figures", f"stopped before these were drawn: {', '.join(names)}", goes_on))
+    return gaps
 
 
 @dataclass(frozen=True)
@@ -227,26 +259,25 @@ class _Environment:
 
 
 def _starts(path: Path) -> list[Start]:
-    return _read(path, TypeAdapter(_Environment)).starts if path.is_file() else []
+    if not path.exists():
+        return []
+    return read_checked(path, TypeAdapter(_Environment), "restore or delete it: a run needs none of it").starts
 
 
-def _attack(path: Path) -> Record | None:
-    """Read a record of attacks, if there is one with an attack in it."""
-    record = _read(path, TypeAdapter(Record)) if path.is_file() else None
-    needed = {"protocol", "iteration", "steps", "restarts", "mc_samples", "seed"}
-    if record is not None and (odd := sorted(needed - record.measured.keys())):
-        raise MetadropoutError(f"{path}: measured.{odd[0]} is missing; delete the file and attack again")
-    return record if record is not None and any(episode.attacked for episode in record.episodes) else None
+def _attack(path: Path) -> AttackResults | None:
+    """Read what attacks have measured, or were asked to measure."""
+    results = read_attacks(path) if path.exists() else None
+    return results if results is not None and (results.episodes or results.asked) else None
 
 
 def _progress(run: Run, logged: int) -> tuple[int, list[Gap]]:
     """Return how many outer steps are done, by the last checkpoint or else by the metrics, and what is wrong there."""
     planned, resume = run.config.training.iterations, f"metadropout train --resume {shlex.quote(str(run.folder))}"
-    path = latest_checkpoint(run.checkpoints)
-    if path is None:
-        reason = f"there is none in {run.checkpoints}: the weights are lost, and resuming starts from the beginning"
-        return logged, [Gap("checkpoint", reason, resume)]
     gaps = []
+    try:
+        path = run.latest()
+    except CheckpointError as error:
+        return logged, [Gap("checkpoint", str(error))]
     try:
         read_checkpoint(path)
     except CheckpointError as error:
@@ -256,10 +287,14 @@ def _progress(run: Run, logged: int) -> tuple[int, list[Gap]]:
     return done, gaps
 
 
-def _record_gaps(starts: list[Start], training: list[TrainingLine]) -> list[Gap]:
+def _log_gaps(run: Run, starts: list[Start], metrics: Metrics) -> list[Gap]:
     gaps = []
-    if not training:
+    if not metrics.training:
         gaps.append(Gap("learning curves", "metrics.jsonl is missing or has no line of training"))
+    if metrics.damaged:
+        lines = "1 line is" if len(metrics.damaged) == 1 else f"{len(metrics.damaged)} lines are"
+        reason = f"{lines} damaged in {run.metrics} and left out ({metrics.damaged[0]}); fix or delete them"
+        gaps.append(Gap("learning curves", reason))
     if not starts:
         gaps.append(Gap("environment", "environment.json is missing or empty: versions and commands are not known"))
     others = {str(v) for start in starts if (v := start.versions.get("metadropout")) != metadropout.__version__}
@@ -269,72 +304,49 @@ def _record_gaps(starts: list[Start], training: list[TrainingLine]) -> list[Gap]
     return gaps
 
 
-def _result_gaps(
-    run: Run, iteration: int, tests: list[TestResult], attack: Record | None, attacks: Path | None
-) -> list[Gap]:
-    """Name results that are missing, or older than the weights."""
+def _test_gaps(run: Run, iteration: int, own: list[TestResult], others: list[TestResult]) -> list[Gap]:
+    """Name tests that are missing, were stopped, or are older than the weights."""
     gaps = []
-    evaluate = command("evaluate", run.folder)
-    last = [test for test in tests if (test.split, test.state) == ("test", "last")]
+    last = [test.iteration for test in own if (test.split, test.state) == ("test", "last")]
     if not last:
-        gaps.append(Gap("evaluation", "the last state has not been tested on unseen classes", evaluate))
-    elif last[0].iteration != iteration:
-        gaps.append(Gap("evaluation", f"is of iteration {last[0].iteration}, the run is at {iteration}", evaluate))
-    options: list[object] = ["--episodes", 100, *(["--out", attacks] if attacks else [])]
-    again = command("attack", run.folder, *options)
-    if attack is None:
-        gaps.append(Gap("attacks", "the run has not been attacked", again))
-    elif attack.state == "last" and attack.measured["iteration"] != iteration:
-        measured = attack.measured["iteration"]
-        reason = f"are of iteration {measured}, the run is at {iteration}; delete their file before attacking again"
-        gaps.append(Gap("attacks", reason, again))
+        reason = "the last state has not been tested on unseen classes"
+        gaps.append(Gap("evaluation", reason, command("evaluate", run.folder)))
+    elif iteration not in last:
+        reason = f"is of iteration {max(last)}, the run is at {iteration}"
+        gaps.append(Gap("evaluation", reason, command("evaluate", run.folder)))
+    for test in (*own, *others):
+        if test.stopped():
+            reason = f"stopped after {len(test.accuracies)} of {test.asked_episodes} episodes"
+            gaps.append(Gap("evaluation", reason, command("evaluate", run.folder, *test.command_options(run))))
     return gaps
 
 
-def _metrics(run: Run, kind: str, lines: TypeAdapter[T]) -> T:
-    found = [line for line in read_metrics(run.metrics) if line["kind"] == kind]
-    try:
-        return lines.validate_python(found)
-    except ValidationError as error:
-        first = error.errors()[0]
-        number, *names = first["loc"]
-        where = f"iteration {found[int(number)]['iteration']}, {_dotted(names)}"
-        raise MetadropoutError(
-            f"{run.metrics}: line of {kind} at {where}: {_said(first)}; delete the line or mend it"
-        ) from None
-
-
-def _read(path: Path, kind: TypeAdapter[T]) -> T:
-    """Read a JSON file and check that it holds what it should."""
-    try:
-        return kind.validate_json(path.read_bytes())
-    except OSError as error:
-        raise MetadropoutError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = f"{_dotted(first['loc'])}: " if first["loc"] else ""
-        raise MetadropoutError(
-            f"{path}: {where}{_said(first)}; delete the file and run the command that wrote it again, or restore it"
-        ) from None
-
-
-def _dotted(names: Any) -> str:
-    return ".".join(map(str, names))
-
-
-def _said(error: Any) -> str:
-    message: str = error["msg"]
-    return message[:1].lower() + message[1:]
+def _attack_gaps(run: Run, iteration: int, attack: AttackResults | None, folder: Path | None) -> list[Gap]:
+    """Name attacks that are missing, were stopped, or are older than the weights."""
+    if attack is None:
+        options: list[object] = ["--episodes", 100, *(["--out", folder] if folder else [])]
+        return [Gap("attacks", "the run has not been attacked", command("attack", run.folder, *options))]
+    measured = attack.measured["iteration"]
+    if attack.state == "last" and measured != iteration:
+        reason = f"are of iteration {measured}, the run is at {iteration}; delete their file before attacking again"
+        return [Gap("attacks", reason, line) for line in attack_commands(run, attack, folder)]
+    if not attack.asked:
+        reason = "an earlier version did not record how many were asked for; this command goes on or confirms that "
+        return [Gap("attacks", f"{reason}all are there", line) for line in attack_commands(run, attack, folder)]
+    gaps = []
+    for norm, asked in attack.unfinished().items():
+        reason = f"stopped in the {norm} norm after {attack.done(norm)} of {asked.episodes} episodes"
+        gaps.append(Gap("attacks", reason, *attack_commands(run, attack, folder, {norm: asked})))
+    return gaps
 
 
 def _as_uri(path: Path) -> tuple[str, int, int]:
     """Turn a picture into a data URI that is as small as it can be without loss, and return its size, too."""
+    content = io.BytesIO()
     try:
-        with warnings.catch_warnings(), Image.open(path) as image:
-            warnings.simplefilter("error")  # Pillow only warns of pictures that are suspiciously large
-            width, height = image.size
-            content = io.BytesIO()
-            image.convert("RGB").save(content, "WEBP", lossless=True, method=4)
-    except (OSError, SyntaxError, ValueError, Warning, Image.DecompressionBombError) as error:
-        raise MetadropoutError(f"{path}: is not a picture that can be read ({error}); draw the figures again") from None
-    return f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}", width, height
+        image = open_image(read_regular(path, MAX_PICTURE_BYTES))
+        image.convert("RGB").save(content, "WEBP", lossless=True, method=4)
+    except (OSError, ValueError, UnreadableError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise RunFileError(f"{path}: cannot be shown: {said}; draw the figures again") from None
+    return f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}", *image.size

@@ -17,9 +17,11 @@ from markupsafe import Markup
 import metadropout
 from metadropout.analysis.figures.runs import FIGURES
 from metadropout.analysis.report import charts
-from metadropout.analysis.report.comparison import Setting, compare
-from metadropout.analysis.report.folders import Picture, RunRecord, command
+from metadropout.analysis.report.comparison import Setting, compare, span_of
+from metadropout.analysis.report.folders import Figures, Gap, RunSummary, command
 from metadropout.analysis.report.results import attack_groups, learning_charts, styled_runs
+from metadropout.analysis.verdict import told_apart
+from metadropout.evaluation import BINS
 
 FOLDER = Path(__file__).parent
 GENERATOR = '<meta name="generator" content="metadropout report'
@@ -31,7 +33,7 @@ class Album:
     """Figures of a run, or of a folder that was named by itself."""
 
     name: str
-    pictures: Sequence[Picture]
+    figures: Figures
     not_drawn: Sequence[str] = ()
     command: str = ""
     """Draws what is not drawn, or says why it cannot."""
@@ -42,16 +44,23 @@ class Report:
     """What goes on the page.
 
     Args:
-        records: the runs.
+        summaries: the runs.
         albums: figures from folders that were named by themselves.
         command: what made the page.
         made: when.
     """
 
-    records: Sequence[RunRecord]
+    summaries: Sequence[RunSummary]
     albums: Sequence[Album]
     command: str
     made: datetime
+
+    @property
+    def gaps(self) -> dict[str, list[Gap]]:
+        """What is missing, by the name of the run or folder; without those that lack nothing."""
+        named = [(summary.name, summary.gaps) for summary in self.summaries]
+        named += [(album.name, album.figures.gaps) for album in self.albums]
+        return {name: gaps for name, gaps in named if gaps}
 
 
 def render(report: Report) -> str:
@@ -68,10 +77,10 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(percent=_percent, signed=_signed, duration=_duration, plain=_plain)
-    environment.globals.update(charts=charts, Style=charts.Style)
+    environment.globals.update(charts=charts, Style=charts.Style, told_apart=told_apart, span_of=span_of, bins=BINS)
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
-    settings = compare(report.records)
-    options = {record.name: _flat(record) for record in report.records}
+    settings = compare(report.summaries)
+    options = {summary.name: _flat(summary) for summary in report.summaries}
     common, differing = _common_and_differing(list(options.values()))
     return environment.get_template("page.html").render(
         report=report,
@@ -80,17 +89,16 @@ def render(report: Report) -> str:
         policy=_policy(style, script),
         style=Markup(style),
         script=Markup(script),
-        title=settings[0].title if len(settings) == 1 else f"{len(report.records)} runs in {len(settings)} settings",
+        title=settings[0].title if len(settings) == 1 else f"{len(report.summaries)} runs in {len(settings)} settings",
         settings=settings,
-        gaps=sum(len(record.gaps) for record in report.records),
         learning={setting.title: learning_charts(setting) for setting in settings},
         attacks={setting.title: groups for setting in settings if (groups := attack_groups(setting))},
         legends={setting.title: _legend(setting) for setting in settings},
-        albums=[*(_album(record) for record in report.records if record.pictures), *report.albums],
+        albums=[*(_album(s) for s in report.summaries if s.figures.pictures), *report.albums],
         options=options,
         common=common,
         differing=differing,
-        packages=_packages(report.records),
+        packages=_packages(report.summaries),
     )
 
 
@@ -107,19 +115,20 @@ def _hash(text: str) -> str:
 
 
 def _legend(setting: Setting) -> list[tuple[str, charts.Style]]:
-    return [(method.label(record), style) for method, record, style in styled_runs(setting)]
+    return [(method.label(summary), style) for method, summary, style in styled_runs(setting)]
 
 
-def _album(record: RunRecord) -> Album:
-    drawn = {picture.name for picture in record.pictures}
-    not_drawn = [name for name in FIGURES if name not in drawn]
-    return Album(record.name, record.pictures, not_drawn, command("figures", record.run.folder, "--only", *not_drawn))
+def _album(summary: RunSummary) -> Album:
+    figures = summary.figures
+    known = {*figures.left_out, *(picture.name for picture in figures.pictures)}
+    not_drawn = [name for name in FIGURES if name not in known]
+    return Album(summary.name, figures, not_drawn, command("figures", summary.run.folder, "--only", *not_drawn))
 
 
-def _flat(record: RunRecord) -> dict[str, Any]:
+def _flat(summary: RunSummary) -> dict[str, Any]:
     """Return a run's options by dotted name; its description and what others report are no options."""
     flat: dict[str, Any] = {}
-    options = {k: v for k, v in record.run.config.to_dict().items() if k not in ("description", "reported")}
+    options = {k: v for k, v in summary.run.config.to_dict().items() if k not in ("description", "reported")}
     for name, value in options.items():
         flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
     return flat
@@ -132,8 +141,10 @@ def _common_and_differing(options: Sequence[dict[str, Any]]) -> tuple[dict[str, 
     return {name: options[0][name] for name in names if name not in differing}, differing
 
 
-def _packages(records: Sequence[RunRecord]) -> list[str]:
-    return list(dict.fromkeys(name for record in records for start in record.starts[-1:] for name in start.versions))
+def _packages(summaries: Sequence[RunSummary]) -> list[str]:
+    return list(
+        dict.fromkeys(name for summary in summaries for start in summary.starts[-1:] for name in start.versions)
+    )
 
 
 def _percent(value: float) -> str:

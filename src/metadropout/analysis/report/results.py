@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from metadropout.analysis.plots import NORM_NAMES, smooth
 from metadropout.analysis.report.charts import Chart, Curve, Style
 from metadropout.analysis.report.comparison import Method, Setting
-from metadropout.analysis.report.folders import RunRecord
+from metadropout.analysis.report.folders import RunSummary
 from metadropout.evaluation import Evaluation
 from metadropout.robustness.attacks import NORMS, Norm
-from metadropout.robustness.curves import Record
+from metadropout.robustness.curves import Asked, AttackResults
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class AttackedRun:
     label: str
     style: Style
     episodes: int
+    unfinished: Asked | None
+    """What was asked for, where not all of it has been measured."""
     accuracies: dict[float, Evaluation]
     """By radius; 0 is the clean accuracy."""
 
@@ -44,27 +46,27 @@ class AttackGroup:
     norms: list[NormTable]
 
 
-def styled_runs(setting: Setting) -> list[tuple[Method, RunRecord, Style]]:
+def styled_runs(setting: Setting) -> list[tuple[Method, RunSummary, Style]]:
     """Return the runs of a setting with their looks in its charts."""
     return [
-        (method, record, Style(method.number, number))
+        (method, summary, Style(method.number, number))
         for method in setting.methods
-        for number, record in enumerate(method.runs)
+        for number, summary in enumerate(method.runs)
     ]
 
 
 def learning_charts(setting: Setting) -> list[Chart]:
     """Draw loss and accuracy over training, and validations where there are any."""
     losses, accuracies, validations = [], [], []
-    for method, record, style in styled_runs(setting):
-        label = method.label(record)
-        iterations = [line.iteration for line in record.training]
-        loss = smooth([line.loss for line in record.training])
-        accuracy = smooth([100 * line.accuracy for line in record.training])
+    for method, summary, style in styled_runs(setting):
+        label = method.label(summary)
+        iterations = [line.iteration for line in summary.training]
+        loss = smooth([line.loss for line in summary.training])
+        accuracy = smooth([100 * line.accuracy for line in summary.training])
         losses.append(Curve(label, style, list(zip(iterations, loss, strict=True))))
         accuracies.append(Curve(label, style, list(zip(iterations, accuracy, strict=True))))
-        points = [(line.iteration, 100 * line.accuracy) for line in record.validation]
-        intervals = [100 * line.interval for line in record.validation]
+        points = [(line.iteration, 100 * line.accuracy) for line in summary.validation]
+        intervals = [100 * line.interval for line in summary.validation]
         validations.append(Curve(label, style, points, intervals))
     charts = [
         Chart("Query loss on training tasks", "iteration", "query loss", losses),
@@ -77,11 +79,11 @@ def learning_charts(setting: Setting) -> list[Chart]:
 
 def attack_groups(setting: Setting) -> list[AttackGroup]:
     """Put together runs that were attacked alike, with a table and a chart for each norm."""
-    groups: dict[str, list[tuple[str, Style, Record]]] = {}
-    for method, record, style in styled_runs(setting):
-        if record.attack is not None:
-            member = (method.label(record), style, record.attack)
-            groups.setdefault(_conditions(record.attack), []).append(member)
+    groups: dict[str, list[tuple[str, Style, AttackResults]]] = {}
+    for method, summary, style in styled_runs(setting):
+        if summary.attack is not None and any(episode.attacked for episode in summary.attack.episodes):
+            member = (method.label(summary), style, summary.attack)
+            groups.setdefault(_conditions(summary.attack), []).append(member)
     return [
         AttackGroup(
             conditions,
@@ -92,22 +94,22 @@ def attack_groups(setting: Setting) -> list[AttackGroup]:
     ]
 
 
-def _conditions(attack: Record) -> str:
+def _conditions(attack: AttackResults) -> str:
     m = attack.measured
     starts = "1 random start" if m["restarts"] == 1 else f"{m['restarts']} random starts"
     state = "" if attack.state == "last" else f", {attack.state} state"
     return f"{m['protocol']}, {m['steps']} steps, {starts} at each radius, test tasks of seed {m['seed']}{state}"
 
 
-def _has(norm: Norm, members: Sequence[tuple[str, Style, Record]]) -> bool:
-    return any(norm in episode.attacked for _, _, record in members for episode in record.episodes)
+def _has(norm: Norm, members: Sequence[tuple[str, Style, AttackResults]]) -> bool:
+    return any(norm in episode.attacked for _, _, attack in members for episode in attack.episodes)
 
 
-def _norm_table(norm: Norm, members: Sequence[tuple[str, Style, Record]]) -> NormTable:
+def _norm_table(norm: Norm, members: Sequence[tuple[str, Style, AttackResults]]) -> NormTable:
     rows = [
-        AttackedRun(label, style, len(next(iter(accuracies.values())).accuracies), accuracies)
-        for label, style, record in members
-        if (accuracies := _accuracies(record, norm))
+        AttackedRun(label, style, len(accuracies[0.0].accuracies), attack.unfinished().get(norm), accuracies)
+        for label, style, attack in members
+        if (accuracies := _accuracies(attack, norm))
     ]
     name = NORM_NAMES[norm]
     curves = [
@@ -123,9 +125,9 @@ def _norm_table(norm: Norm, members: Sequence[tuple[str, Style, Record]]) -> Nor
     return NormTable(name, radii, rows, Chart(f"Attacks in the {name} norm", "radius ε", "accuracy, %", curves))
 
 
-def _accuracies(record: Record, norm: Norm) -> dict[float, Evaluation]:
+def _accuracies(attack: AttackResults, norm: Norm) -> dict[float, Evaluation]:
     """Return the accuracies at the radii that were measured on every episode which was attacked in this norm."""
-    episodes = [episode for episode in record.episodes if norm in episode.attacked]
+    episodes = [episode for episode in attack.episodes if norm in episode.attacked]
     if not episodes:
         return {}
     radii = set.intersection(*(set(episode.attacked[norm]) for episode in episodes))
