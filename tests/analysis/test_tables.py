@@ -33,7 +33,8 @@ def test_a_table_is_run_once_printed_and_not_run_again(tmp_path: Path, capsys: p
     printed = capsys.readouterr().out
     result = json.loads((tmp_path / "glyphs-5way-1shot-maml-seed0" / "evaluation-test.json").read_text())
     assert result["iteration"] == 2  # 0.002 of 1000
-    assert f"| MAML | {100 * result['mean']:.2f} ± {100 * result['interval_95']:.2f} |  | – |" in printed
+    measured = f"{result['nll']:.4f} | {100 * result['ece']:.2f}"
+    assert f"| MAML | {100 * result['mean']:.2f} ± {100 * result['interval_95']:.2f} |  | {measured} | – |" in printed
     other = json.loads((tmp_path / "glyphs-5way-1shot-deterministic-seed0" / "evaluation-test.json").read_text())
     ahead = f"{100 * (other['mean'] - result['mean']):+.2f} ± "
     assert f"| MAML + deterministic Meta-dropout | {100 * other['mean']:.2f} ± " in printed
@@ -135,8 +136,9 @@ def test_a_run_that_fails_is_named_with_the_cause_and_the_others_are_printed(
     (tmp_path / "glyphs-5way-1shot-maml-seed0" / "notes.txt").touch()
     assert main(["reproduce", "table3", "--out", str(tmp_path), *TINY]) == 1
     out, err = capsys.readouterr()
-    assert "| MAML | not yet |  | – |" in out
-    assert re.search(r"\| MAML \+ deterministic Meta-dropout \| \d+\.\d\d ± \d+\.\d\d \|  \| – \|", out)
+    assert "| MAML | not yet |  | – | – | – |" in out
+    figures = r"\d+\.\d\d ± \d+\.\d\d \|  \| \d+\.\d{4} \| \d+\.\d\d \| – \|"
+    assert re.search(rf"\| MAML \+ deterministic Meta-dropout \| {figures}", out)
     assert "glyphs-5way-1shot-maml-seed0: stopped with status 1 (metadropout: " in err
     assert "is not an empty folder" in err
     assert "is not an empty folder" in (tmp_path / "logs" / "glyphs-5way-1shot-maml-seed0.log").read_text()
@@ -177,8 +179,8 @@ def made(folder: Path, episodes: int = 3, **options: Any) -> list[Job]:
 def write_evaluation(job: Job, accuracies: list[float], **changed: Any) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
     samples = 1 if job.row == "maml" else 30
-    record = {"accuracies": accuracies, "iteration": 40, "mc_samples": samples, "split": "test", "state": "last"}
-    job.evaluation.write_text(json.dumps({**record, "seed": 0, "episode_list": None, **changed}))
+    result = {"accuracies": accuracies, "iteration": 40, "mc_samples": samples, "split": "test", "state": "last"}
+    job.evaluation.write_text(json.dumps({**result, "seed": 0, "episode_list": None, **changed}))
 
 
 def test_a_result_counts_only_if_it_was_measured_as_asked(tmp_path: Path) -> None:
@@ -217,6 +219,19 @@ def test_a_table_shows_differences_on_the_same_tasks_and_the_papers_figures(tmp_
     (found,) = entries(tables()["table3"], [job for job in jobs if job.row == "metadropout"]).values()
     assert found["metadropout"].reported_ahead == pytest.approx(96.63 - 95.23)  # also where the base is not asked for
     assert found["metadropout"].ahead is None
+
+
+def test_likelihood_and_calibration_have_columns_where_they_were_measured(tmp_path: Path) -> None:
+    maml, metadropout = jobs = made(tmp_path)
+    write_evaluation(maml, [0.2, 0.8, 0.5])
+    empty = [0.0] * 14
+    bins = {"counts": [10.0, *empty], "confidences": [8.0, *empty], "corrects": [5.0, *empty]}
+    write_evaluation(metadropout, [0.3, 0.9, 0.7], nlls=[1.0, 2.0, 3.0], calibration=bins)
+    table = tables()["table3"]
+    head, _, first, second = as_markdown(table, entries(table, jobs)).splitlines()
+    assert head == "| row | Omniglot, 20-way 1-shot | − MAML | NLL | ECE, % | reported |"
+    assert first == "| MAML | 50.00 ± 27.72 |  | – | – | 95.23 ± 0.17 |"
+    assert second == "| MAML + Meta-dropout | 63.33 ± 28.23 | +13.33 ± 5.33 | 2.0000 | 30.00 | 96.63 ± 0.13 |"
 
 
 def test_a_setting_that_the_paper_lacks_is_held_against_the_one_that_it_is_like(tmp_path: Path) -> None:

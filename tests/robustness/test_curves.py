@@ -23,7 +23,7 @@ from metadropout.evaluation import Evaluation
 from metadropout.learners import Classifier
 from metadropout.noise import SeededNoise
 from metadropout.robustness.attacks import NORMS, Norm
-from metadropout.robustness.curves import GREY_RADII, Attack, Target
+from metadropout.robustness.curves import GREY_RADII, Asked, Attack, AttackResults, EpisodeResult, Target
 from metadropout.runs.folder import open_run
 from metadropout.training.checkpoints import latest_checkpoint
 from metadropout.training.loop import TESTING, episode_sampler, open_splits
@@ -60,7 +60,7 @@ def attack(runs: list[Path], out: Path, *arguments: str) -> int:
     return main(["attack", *map(str, runs), "--out", str(out), *FAST, *arguments])
 
 
-def record(out: Path, name: str) -> list[dict[str, object]]:
+def episodes_of(out: Path, name: str) -> list[dict[str, object]]:
     episodes: list[dict[str, object]] = json.loads((out / f"attack-{name}.json").read_text())["episodes"]
     return episodes
 
@@ -92,10 +92,10 @@ def test_all_runs_norms_and_radii_are_measured_on_the_episodes_of_evaluate(
         assert main(["evaluate", str(run), "--episodes", "2", "--mc-samples", "2"]) == 0
         (path,) = run.glob("evaluation-test*.json")
         clean = json.loads(path.read_text())
-        assert [episode["clean"] for episode in record(tmp_path, run.name)] == clean["accuracies"]
+        assert [episode["clean"] for episode in episodes_of(tmp_path, run.name)] == clean["accuracies"]
         mean, interval = 100 * clean["mean"], 100 * clean["interval_95"]
         assert out.count(f"| {run.name} | {mean:.2f} ± {interval:.2f} |") == 3  # once in the table of each norm
-        for episode in record(tmp_path, run.name):
+        for episode in episodes_of(tmp_path, run.name):
             for curve in episode["attacked"].values():  # type: ignore[attr-defined]
                 falling = [episode["clean"], *curve.values()]
                 assert falling == sorted(falling, reverse=True)
@@ -117,7 +117,7 @@ def test_a_second_call_skips_what_is_done_and_adds_episodes_and_radii(run: Path,
     with patch.object(Attack, "on", spy):
         assert attack([run], out, "--norm", "l2", "--epsilon", "1", "0.5", "--episodes", "2") == 0
         assert attacked == [(0, "l2", [0.5, 1.0]), (1, "l2", [0.5, 1.0])]
-        first = record(out, "run")
+        first = episodes_of(out, "run")
         attacked.clear()
         assert attack([run], out, "--norm", "l2", "--epsilon", "0", "1", "--episodes", "1") == 0
         assert attacked == []
@@ -128,15 +128,15 @@ def test_a_second_call_skips_what_is_done_and_adds_episodes_and_radii(run: Path,
         assert attack([run], out, "--norm", "l2", "--epsilon", "2", "--episodes", "1") == 0
         assert attacked == [(0, "l2", [0.5, 1.0, 2.0])]
         attacked.clear()
-        # A record has one ladder of radii: episodes that come to it, or were left behind, are attacked with all of it.
+        # Results have one ladder of radii: episodes that come to it, or were left behind, are attacked with all of it.
         assert attack([run], out, "--norm", "l2", "--epsilon", "1", "--episodes", "2") == 0
         assert attacked == [(1, "l2", [0.5, 1.0, 2.0])]
-    now = record(out, "run")
+    now = episodes_of(out, "run")
     larger, smaller = now[0]["attacked"]["l2"], first[0]["attacked"]["l2"]  # type: ignore[index]
     assert {radius: larger[radius] for radius in smaller} == smaller
     whole = tmp_path / "whole"
     assert attack([run], whole, "--norm", "l2", "--epsilon", "0.5", "1", "2", "--episodes", "2") == 0
-    assert record(whole, "run") == now[:2]
+    assert episodes_of(whole, "run") == now[:2]
 
 
 def test_runs_of_one_call_are_attacked_with_the_same_ladder_of_radii(trained: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_runs_of_one_call_are_attacked_with_the_same_ladder_of_radii(trained: Pa
     assert attack(runs[:1], tmp_path, "--norm", "linf", "--epsilon", "0.02", "--epsilon", "0.1", "--episodes", "1") == 0
     assert attack(runs, tmp_path, "--norm", "linf", "--epsilon", "0.1", "--episodes", "2") == 0
     for run in runs:
-        assert [list(e["attacked"]["linf"]) for e in record(tmp_path, run.name)] == [["0.02", "0.1"]] * 2  # type: ignore[index]
+        assert [list(e["attacked"]["linf"]) for e in episodes_of(tmp_path, run.name)] == [["0.02", "0.1"]] * 2  # type: ignore[index]
     rows = json.loads((tmp_path / "attacks.json").read_text())["results"]
     assert {row["radius"] for row in rows} == {0, 0.1}
 
@@ -174,9 +174,20 @@ def test_a_stop_keeps_what_was_measured(run: Path, tmp_path: Path, capsys: pytes
     with patch.object(Attack, "on", stopped):
         assert attack([run], tmp_path, *arguments) == 130
     assert "what was measured is kept" in capsys.readouterr().err
-    assert len(record(tmp_path, "run")) == 1
+    asked = json.loads((tmp_path / "attack-run.json").read_text())["asked"]
+    assert asked == {"linf": {"episodes": 3, "radii": [0.1]}}
+    assert len(episodes_of(tmp_path, "run")) == 1
     assert attack([run], tmp_path, *arguments) == 0
-    assert len(record(tmp_path, "run")) == 3
+    assert len(episodes_of(tmp_path, "run")) == 3
+
+
+def test_what_is_asked_for_is_known_by_norm_and_before_the_first_attack() -> None:
+    results = AttackResults("run", {}, asked={"l1": Asked(2, (1.0,)), "l2": Asked(1, (0.5, 1.0))})
+    assert results.unfinished() == results.asked
+    results.episodes = [EpisodeResult(1.0, {"l1": {1.0: 0.5}, "l2": {0.5: 0.5}})]
+    assert (results.done("l1"), results.done("l2")) == (1, 0)  # one of two episodes; not all radii
+    results.episodes[0].attacked["l2"] = {0.5: 0.5, 1.0: 0.25, 2.0: 0.0}
+    assert list(results.unfinished()) == ["l1"]
 
 
 def test_a_larger_radius_is_never_a_weaker_attack_and_a_huge_one_fools_all(run: Path) -> None:
@@ -242,7 +253,7 @@ def damage(run: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-5])
 
 
-def no_record(run: Path) -> None:
+def no_results(run: Path) -> None:
     (run.parent / "out").mkdir()
     (run.parent / "out" / "attack-run.json").write_text('{"run": "run", "episodes": 3}')
 
@@ -262,7 +273,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         "learner.warmth is not an option here; the options of learner are: .*if another version of metadropout wrote",
     ),
     "no run": (lambda run: (run / "config.yaml").unlink(), [], "is not a run's folder"),
-    "a damaged record": (no_record, [], "is damaged or not a record of attacks; delete it"),
+    "damaged results": (no_results, [], "attack-run.json: is damaged: measured: .*; delete it and attack again"),
 }  # fmt: skip
 
 

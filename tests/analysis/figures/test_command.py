@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,10 @@ def test_all_figures_of_two_runs_are_drawn_and_described(
     command = ["figures", str(runs / "metadropout"), "--compare", str(runs / "maml"), "--out", str(tmp_path)]
     assert main([*command, "--episodes", "1", "--decoder-iterations", "2"]) == 0
     printed = capsys.readouterr().out
-    index = json.loads((tmp_path / "figures.json").read_text())
+    content = json.loads((tmp_path / "figures.json").read_text())
+    index = content["figures"]
     assert list(index) == list(FIGURES)
+    assert content["pending"] == {}
     for name, entry in index.items():
         assert all(entry[word] for word in ("title", "caption", "alt"))
         for file in entry["files"]:
@@ -73,6 +76,34 @@ def test_what_does_not_apply_to_maml_is_named_with_the_reason(
     assert "NoPerturbation draws none" in capsys.readouterr().err
 
 
+def test_a_stop_leaves_the_names_of_what_is_not_drawn_and_how(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(subjects: object, options: object) -> None:
+        raise KeyboardInterrupt
+
+    kind = replace(FIGURES["accuracies"], compute=stopped)
+    monkeypatch.setitem(FIGURES, "accuracies", kind)
+    run, other = runs / "metadropout", runs / "maml"
+    names = ["noise", "accuracies", "multipliers"]
+    command = ["figures", str(run), "--compare", str(other), "--only", *names, "--out", str(tmp_path)]
+    assert main([*command, "--episodes", "7", "--state", "best"]) == 130
+    content = json.loads((tmp_path / "figures.json").read_text())
+    assert list(content["figures"]) == ["noise"]
+    asked = {"runs": [str(run), str(other)], "options": ["--episodes", "7", "--state", "best"]}
+    assert content["pending"] == {"accuracies": asked, "multipliers": asked}
+
+
+def test_a_damaged_index_is_refused_with_the_way_out(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "figures.json").write_text('{"noise": ')
+    assert main(["figures", str(runs / "metadropout"), "--only", "noise", "--out", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert "figures.json: is damaged: invalid JSON" in err
+    assert "delete it and draw the figures again" in err
+
+
 def test_mistakes_are_told(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def error(*arguments: str) -> str:
         assert main(["figures", *arguments, "--out", str(tmp_path / "out")]) == 1
@@ -99,7 +130,8 @@ def test_an_unfinished_run_is_drawn_and_named(runs: Path, tmp_path: Path, capsys
     assert main(["figures", str(copy), "--only", "noise"]) == 0
     assert f"{copy}: not finished; drawn as it is after 2 of 9 iterations" in capsys.readouterr().out
     assert (
-        "Meta-dropout, 2 of 9 iterations" in json.loads((copy / "figures" / "figures.json").read_text())["noise"]["alt"]
+        "Meta-dropout, 2 of 9 iterations"
+        in json.loads((copy / "figures" / "figures.json").read_text())["figures"]["noise"]["alt"]
     )
 
 
