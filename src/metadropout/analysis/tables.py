@@ -20,6 +20,7 @@ from metadropout.config import MAY_CHANGE, Config, as_text, parse_config
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.evaluation import Evaluation
 from metadropout.learners.base import TEST_SAMPLES
+from metadropout.perturbations import PERTURBATIONS
 from metadropout.recipes import Table, load_recipe
 from metadropout.runs.folder import open_run
 from metadropout.runs.results import read_result
@@ -60,8 +61,9 @@ class Job:
             test = read_result(self.evaluation)
         except MetadropoutError:
             return None
-        # Files of earlier versions do not say how many samples were asked for; one is used where none are random.
-        samples = test.asked_samples or (TEST_SAMPLES if test.mc_samples in (1, TEST_SAMPLES) else None)
+        # Files of earlier versions do not say how many samples were asked for, only how many were used.
+        used = TEST_SAMPLES if PERTURBATIONS[self.config.perturbation["name"]].random else 1
+        samples = test.asked_samples or (TEST_SAMPLES if test.mc_samples == used else None)
         as_asked = "test", 0, None, self.config.training.iterations, TEST_SAMPLES
         if (test.split, test.seed, test.episode_list, test.iteration, samples) != as_asked:
             return None
