@@ -15,6 +15,7 @@ from toys import UsersModel, assert_same_weights, weights
 
 import metadropout as md
 from metadropout.cli import main
+from metadropout.ops import kernels
 from metadropout.training.checkpoints import iteration_of, latest_checkpoint
 
 PROGRAM = textwrap.dedent("""
@@ -135,3 +136,20 @@ def test_bad_arrays_are_refused_with_the_fix() -> None:
         md.ArrayImages(np.zeros((2, 4, 4)), [1, "1"])
     with pytest.raises(md.DataError, match="too few"):
         md.split_classes(md.ArrayImages(np.zeros((2, 4, 4)), [0, 1]), validation_share=0.5)
+
+
+def test_a_run_notes_how_it_computes_convolutions_and_keeps_to_what_is_given(tmp_path: Path) -> None:
+    splits = md.open_dataset("glyphs", train_classes=6, validation_classes=5, test_classes=5)
+    found = []
+    for number, given in enumerate((None, {"16x16x14x14": "winograd-2"})):
+        torch.manual_seed(0)
+        learner = md.MAML(md.Conv4(3, in_channels=1, image_size=28, channels=16), steps=1)
+        options = {"way": 3, "query": 2, "meta_batch": 1, "threads": 1, "validation_episodes": 1}
+        run = md.fit(learner, splits, tmp_path / str(number), iterations=1, convolutions=given, **options).run
+        found.append(run.config.training.convolutions)
+        assert (
+            md.fit(learner, splits, run.folder, iterations=2, **options).run.config.training.convolutions == found[-1]
+        )
+    assert found[1] == {"16x16x14x14": "winograd-2"}
+    assert found[0] is not None
+    assert (set(found[0]) >= {"16x16x14x14", "16x16x7x7"}) == kernels.available()

@@ -159,7 +159,9 @@ def _start_or_resume(
 
 
 def _with_choices(config: Config, learner: Learner, splits: Splits) -> Config:
-    """Take note of how this machine computes a task's convolutions, so that the run keeps to it."""
+    """Take note of how this machine computes a task's convolutions, unless given, so that the run keeps to it."""
+    if config.training.convolutions is not None:
+        return config
     episode = episode_sampler(config, splits, "train", TRAINING)(0, 0).to(next(learner.parameters()).device)
     with kernels.choosing() as choices:
         learner.task_gradients([episode], [SOURCES[config.training.noise](config.seed, TRAINING, 0, 0)])
