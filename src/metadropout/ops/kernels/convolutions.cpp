@@ -172,7 +172,7 @@ struct Three {
 
 // How rows are covered by pieces: first `longs` of one length, then `shorts` of another. The last may hang over.
 struct Cover {
-    Int longs, shorts, end;
+    Int longs, shorts;
 };
 
 // Tiles of 2x2.
@@ -181,7 +181,7 @@ struct Small {
     typedef Two Short;
     enum { POINTS = 4, SPOTS = 16, TILES = Two::TILES };
     static Sum sum() { return GO_ON; }
-    static Cover cover(Int length) { return {(length + 1) / 2, 0, (length + 1) / 2 * 2}; }
+    static Cover cover(Int length) { return {(length + 1) / 2, 0}; }
     static void weights(const Vector* w, Vector* u) {  // G w
         const Vector half = all(0.5f), ends = w[0] + w[2];
         u[0] = w[0], u[1] = half * (ends + w[1]), u[2] = half * (ends - w[1]), u[3] = w[2];
@@ -199,11 +199,10 @@ struct Large {
     enum { POINTS = 6, SPOTS = 36, TILES = Four::TILES };
     static Sum sum() { return ADD; }
     static Cover cover(Int length) {  // with the fewest points
-        Cover best = {(length + 3) / 4, 0, (length + 3) / 4 * 4};
+        Cover best = {(length + 3) / 4, 0};
         for (Int shorts = 1; shorts < 4; ++shorts) {
             const Int longs = (larger(length - 3 * shorts, 0) + 3) / 4;
-            if (6 * longs + 5 * shorts < 6 * best.longs + 5 * best.shorts)
-                best = {longs, shorts, 4 * longs + 3 * shorts};
+            if (6 * longs + 5 * shorts < 6 * best.longs + 5 * best.shorts) best = {longs, shorts};
         }
         return best;
     }
@@ -233,37 +232,6 @@ struct Images {
     Int size() const { return height * row(); }
 };
 
-// A few images with zeros around them, so that all tiles lie inside.
-class Padded {
-  public:
-    const Int row, size;
-
-    // margin: of zeros above and to the left; below and to the right they go on to the end of the covers.
-    Padded(const Images& shape, Int margin, const Cover& down, const Cover& across, Int most)
-        : row((across.end + 2 * margin) * shape.channels), size((down.end + 2 * margin) * row), shape(shape),
-          start(margin * row + margin * shape.channels), values(buffer(most * size)) {
-        for (Int y = 0; y < most * size / row; ++y) {
-            const bool inside = y % (size / row) >= margin && y % (size / row) < margin + shape.height;
-            const Int left = inside ? margin * shape.channels : row, right = inside ? left + shape.row() : row;
-            std::memset(&values[y * row], 0, sizeof(float) * left);
-            std::memset(&values[y * row + right], 0, sizeof(float) * (row - right));
-        }
-    }
-
-    void take(const float* images, Int count) {
-        for (Int i = 0; i < count; ++i)
-            for (Int y = 0; y < shape.height; ++y, images += shape.row())
-                std::memcpy(&values[i * size + start + y * row], images, sizeof(float) * shape.row());
-    }
-
-    const float* at(Int image, Int y, Int x) const { return &values[image * size + y * row + x * shape.channels]; }
-
-  private:
-    const Images shape;
-    const Int start;
-    const Buffer values;
-};
-
 // The tiles of several images that are of one kind, down and across, and where their pixels lie.
 struct Kind {
     Int top, down, left, across;  // first row and number of tiles, first column and number of tiles
@@ -278,6 +246,29 @@ struct Place {
     }
 };
 
+// Where the pixels of a tile lie, and of `margin` pixels around it; those outside of the image lead to zeros.
+template <class Down, class Across, int MARGIN> struct Window {
+    enum { ROWS = Down::OUTPUTS + 2 * MARGIN, COLUMNS = Across::OUTPUTS + 2 * MARGIN };
+    const float* at[ROWS][COLUMNS];
+
+    Window(const Images& shape, const float* images, const Place& place, const float* outside) {
+        const float* image = images + place.image * shape.size();
+        for (int i = 0; i < ROWS; ++i) {
+            const Int y = place.y - MARGIN + i;
+            for (int j = 0; j < COLUMNS; ++j) {
+                const Int x = place.x - MARGIN + j;
+                const bool inside = y >= 0 && y < shape.height && x >= 0 && x < shape.width;
+                at[i][j] = inside ? image + y * shape.row() + x * shape.channels : outside;
+            }
+        }
+    }
+};
+
+// Fetch memory into the cache in its order, which is faster than tile by tile.
+inline void fetch(const float* from, Int size) {
+    for (Int i = 0; i < size; i += LINE) __builtin_prefetch(from + i);
+}
+
 // Calls work.run<Down, Across>(kind) for all kinds of tiles, of which Small has one and Large four.
 template <class Tile, class Work> inline void each_kind(const Cover& down, const Cover& across, Work& work) {
     typedef typename Tile::Long Long;
@@ -289,49 +280,50 @@ template <class Tile, class Work> inline void each_kind(const Cover& down, const
     if (down.shorts && across.shorts) work.template run<Short, Short>({top, down.shorts, left, across.shorts});
 }
 
-// How many of n images to take at once: enough to fill blocks of tiles, and few enough to stay in the cache.
-template <class Tile> inline Int images_at_once(const Cover& down, const Cover& across, Int bytes, Int n) {
+// How many images to take at once: enough to fill blocks of tiles, and few enough to stay in the cache.
+template <class Tile> inline Int images_at_once(const Cover& down, const Cover& across, Int bytes) {
     const Int tiles = larger(down.longs, 1) * larger(across.longs, 1);
-    return smaller(n, smaller((Tile::TILES + tiles - 1) / tiles, larger(IN_CACHE / bytes, 1)));
+    return smaller((Tile::TILES + tiles - 1) / tiles, larger(IN_CACHE / bytes, 1));
 }
 
-// Bt d B of a tile, for all spots.
-template <class Down, class Across> void transform_input(const float* from, Int row, Int C, float* to) {
-    for (Int c = 0; c < C; c += LANES) {
+// Bt d B of a tile: the values of one spot are `spot` apart, those of one vector of channels `vector`.
+template <class Down, class Across>
+void transform_input(const Window<Down, Across, 1>& from, Int C, float* to, Int spot, Int vector) {
+    for (Int c = 0; c < C; c += LANES, to += vector) {
         Vector m[Down::POINTS][Across::OUTPUTS + 2];
         for (int j = 0; j < Across::OUTPUTS + 2; ++j) {
             Vector d[Down::OUTPUTS + 2], v[Down::POINTS];
-            for (int i = 0; i < Down::OUTPUTS + 2; ++i) d[i] = load(from + i * row + j * C + c);
+            for (int i = 0; i < Down::OUTPUTS + 2; ++i) d[i] = load(from.at[i][j] + c);
             Down::input(d, v);
             for (int i = 0; i < Down::POINTS; ++i) m[i][j] = v[i];
         }
-        float* at = to + c;
+        float* at = to;
         for (int i = 0; i < Down::POINTS; ++i) {
             Vector v[Across::POINTS];
             Across::input(m[i], v);
-            for (int j = 0; j < Across::POINTS; ++j, at += plane<Down>(C)) store(at, v[j]);
+            for (int j = 0; j < Across::POINTS; ++j, at += spot) store(at, v[j]);
         }
     }
 }
 
-// A g At of a tile, for all spots in panels; adds up the tile's values in `bias`.
+// A g At of a tile; adds up the tile's values in `bias`.
 template <class Down, class Across>
-void transform_gradient(const float* from, Int row, Int C, Int tile, float* to, float* bias) {
+void transform_gradient(const Window<Down, Across, 0>& from, Int C, float* to, Int spot, float* bias) {
     for (Int c = 0; c < C; c += LANES) {
         Vector m[Down::POINTS][Across::OUTPUTS], totals[Across::OUTPUTS];
         for (int j = 0; j < Across::OUTPUTS; ++j) {
             Vector g[Down::OUTPUTS], v[Down::POINTS];
-            for (int i = 0; i < Down::OUTPUTS; ++i) g[i] = load(from + i * row + j * C + c);
+            for (int i = 0; i < Down::OUTPUTS; ++i) g[i] = load(from.at[i][j] + c);
             Down::gradient(g, v);
             for (int i = 0; i < Down::POINTS; ++i) m[i][j] = v[i];
             totals[j] = Down::total(g);
         }
         store(bias + c, load(bias + c) + Across::total(totals));
-        float* at = to + in_panels(tile, Down::TILES, c);
+        float* at = to + c;
         for (int i = 0; i < Down::POINTS; ++i) {
             Vector v[Across::POINTS];
             Across::gradient(m[i], v);
-            for (int j = 0; j < Across::POINTS; ++j, at += plane<Down>(C)) store(at, v[j]);
+            for (int j = 0; j < Across::POINTS; ++j, at += spot) store(at, v[j]);
         }
     }
 }
@@ -364,29 +356,26 @@ void transform_output(const float* products, Int tile, Int C, const float* bias,
 
 // out = x * w + x2 * w2 + bias + also for a few images.
 template <class Tile> struct Convolution {
-    const Images output;
-    const Int from, images;
-    const Padded *x, *x2;
-    const float *u, *u2, *bias, *also;
+    const Images input, output;
+    const Int images;
+    const float *x, *u, *x2, *u2, *bias, *also, *outside;
     float *tiles, *products, *out;
 
     template <class Down, class Across> void run(const Kind& kind) {
-        const Int to = output.channels, end = images * kind.tiles();
+        const Int from = input.channels, to = output.channels, end = images * kind.tiles();
         for (Int t = 0; t < end; t += Tile::TILES) {
             const Int count = smaller(end - t, Tile::TILES);
-            for (int part = 0; part < (u2 ? 2 : 1); ++part) {
-                const Padded& input = part ? *x2 : *x;
+            for (int part = 0; part < (x2 ? 2 : 1); ++part) {
                 for (Int i = 0; i < count; ++i) {
                     const Place place = Place::of<Down, Across>(kind, t + i);
-                    transform_input<Down, Across>(input.at(place.image, place.y, place.x), input.row, from,
-                                                  tiles + i * from);
+                    const Window<Down, Across, 1> window(input, part ? x2 : x, place, outside);
+                    transform_input(window, from, tiles + i * from, plane<Tile>(from), LANES);
                 }
                 for (int i = 0; i < Down::POINTS; ++i)
                     for (int j = 0; j < Across::POINTS; ++j) {
                         const Int spot = i * Across::POINTS + j, in_u = Down::spot(i) * Tile::POINTS + Across::spot(j);
                         const float* left = tiles + spot * plane<Tile>(from);
-                        const Int depth = from;
-                        multiply(count, to, [=](Int tile, Int c) { return left[tile * depth + c]; },
+                        multiply(count, to, [=](Int tile, Int c) { return left[tile * from + c]; },
                                  (part ? u2 : u) + in_u * weight_plane(from, to), Layout::panels(from), from,
                                  part ? GO_ON : FRESH, products + spot * plane<Tile>(to), Layout::panels(Tile::TILES));
                     }
@@ -401,29 +390,31 @@ template <class Tile> struct Convolution {
     }
 };
 
-// The weights' and the bias' gradients, not yet transformed back, added up over a few images.
+// The weights' and the bias' gradients, not yet transformed back, added up over a few images: (spots, k, c) in panels.
 template <class Tile> struct Gradient {
-    const Int C, K, images;
-    const Padded &x, &g;
+    const Images input, output;
+    const Int images;
+    const float *x, *g, *outside;
     float *tiles, *gradients, *sums, *bias;
 
     template <class Down, class Across> void run(const Kind& kind) {
-        const Int end = images * kind.tiles();
+        const Int C = input.channels, K = output.channels, end = images * kind.tiles();
         for (Int t = 0; t < end; t += Tile::TILES) {
             const Int count = smaller(end - t, Tile::TILES);
             for (Int i = 0; i < count; ++i) {
                 const Place place = Place::of<Down, Across>(kind, t + i);
-                transform_input<Down, Across>(x.at(place.image, place.y, place.x), x.row, C, tiles + i * C);
-                transform_gradient<Down, Across>(g.at(place.image, place.y, place.x), g.row, K, i, gradients, bias);
+                const Window<Down, Across, 1> around(input, x, place, outside);
+                const Window<Down, Across, 0> window(output, g, place, outside);
+                transform_input(around, C, tiles + i * LANES, plane<Tile>(C), Tile::TILES * LANES);  // in panels
+                transform_gradient(window, K, gradients + i * K, plane<Tile>(K), bias);
             }
             for (int i = 0; i < Down::POINTS; ++i)
                 for (int j = 0; j < Across::POINTS; ++j) {
                     const Int spot = i * Across::POINTS + j, in_u = Down::spot(i) * Tile::POINTS + Across::spot(j);
-                    const float* left = tiles + spot * plane<Tile>(C);
-                    const Int next = C;
-                    multiply(C, K, [=](Int c, Int tile) { return left[tile * next + c]; },
-                             gradients + spot * plane<Tile>(K), Layout::panels(Tile::TILES), count, Tile::sum(),
-                             sums + in_u * weight_plane(C, K), Layout::panels(C));
+                    const float* left = gradients + spot * plane<Tile>(K);
+                    multiply(K, C, [=](Int k, Int tile) { return left[tile * K + k]; }, tiles + spot * plane<Tile>(C),
+                             Layout::panels(Tile::TILES), count, Tile::sum(), sums + in_u * weight_plane(C, K),
+                             Layout::panels(K));
                 }
         }
     }
@@ -470,16 +461,17 @@ void convolution(Int first, Int last, Int height, Int width, Int from, Int to, c
                  const float* x2, const float* u2, const float* bias, const float* also, float* out) {
     const Images input = {height, width, from}, output = {height, width, to};
     const Cover down = Tile::cover(height), across = Tile::cover(width);
-    const Int most = images_at_once<Tile>(down, across, sizeof(float) * input.size(), last - first);
-    Padded padded(input, 1, down, across, most), padded2(input, 1, down, across, x2 ? most : 0);
+    const Int most = images_at_once<Tile>(down, across, sizeof(float) * input.size());
     const Buffer tiles = buffer(Tile::SPOTS * plane<Tile>(from)), products = buffer(Tile::SPOTS * plane<Tile>(to));
+    const Buffer outside = zeros(from);
     for (Int i = first; i < last; i += most) {
+        const Int in_x = i * input.size(), in_out = i * output.size();
         const Int images = smaller(last - i, most);
-        padded.take(x + i * input.size(), images);
-        if (x2) padded2.take(x2 + i * input.size(), images);
-        Convolution<Tile> work = {output, from, images, &padded, &padded2, u, u2, bias,
-                                  also ? also + i * output.size() : nullptr, tiles.get(), products.get(),
-                                  out + i * output.size()};
+        fetch(x + in_x, images * input.size());
+        if (x2) fetch(x2 + in_x, images * input.size());
+        Convolution<Tile> work = {input, output, images, x + in_x, u, x2 ? x2 + in_x : nullptr, u2,
+                                  bias, also ? also + in_out : nullptr, outside.get(), tiles.get(), products.get(),
+                                  out + in_out};
         each_kind<Tile>(down, across, work);
     }
 }
@@ -489,9 +481,9 @@ void gradient(Int first, Int last, Int parts, Int n, Int height, Int width, Int 
               const float* g, float* g_u, float* g_b) {
     const Images input = {height, width, C}, output = {height, width, K};
     const Cover down = Tile::cover(height), across = Tile::cover(width);
-    const Int most = images_at_once<Tile>(down, across, sizeof(float) * (input.size() + output.size()), n);
-    Padded padded_x(input, 1, down, across, most), padded_g(output, 0, down, across, most);
+    const Int most = images_at_once<Tile>(down, across, sizeof(float) * (input.size() + output.size()));
     const Buffer tiles = buffer(Tile::SPOTS * plane<Tile>(C)), gradients = buffer(Tile::SPOTS * plane<Tile>(K));
+    const Buffer outside = zeros(larger(C, K));
     for (Int part = first; part < last; ++part) {
         float* sums = g_u + part * Tile::SPOTS * weight_plane(C, K);
         float* bias = g_b + part * K;
@@ -500,9 +492,10 @@ void gradient(Int first, Int last, Int parts, Int n, Int height, Int width, Int 
         const Int end = n * (part + 1) / parts;
         for (Int i = n * part / parts; i < end; i += most) {
             const Int images = smaller(end - i, most);
-            padded_x.take(x + i * input.size(), images);
-            padded_g.take(g + i * output.size(), images);
-            Gradient<Tile> work = {C, K, images, padded_x, padded_g, tiles.get(), gradients.get(), sums, bias};
+            fetch(x + i * input.size(), images * input.size());
+            fetch(g + i * output.size(), images * output.size());
+            Gradient<Tile> work = {input, output, images, x + i * input.size(), g + i * output.size(),
+                                   outside.get(), tiles.get(), gradients.get(), sums, bias};
             each_kind<Tile>(down, across, work);
         }
     }
@@ -510,20 +503,20 @@ void gradient(Int first, Int last, Int parts, Int n, Int height, Int width, Int 
 
 template <class Tile>
 void gradient_end(Int parts, Int C, Int K, const float* g_u, const float* parts_b, float* g_w, float* g_b) {
+    const Int plane = weight_plane(C, K);
     for (Int k = 0; k < K; ++k) {
         g_b[k] = 0;
         for (Int part = 0; part < parts; ++part) g_b[k] += parts_b[part * K + k];
     }
-    for (Int k0 = 0; k0 < K; k0 += LANES)
-        for (Int c = 0; c < C; ++c) {
+    for (Int c = 0; c < C; c += LANES)
+        for (Int k = 0; k < K; ++k) {
             Vector m[3][Tile::POINTS];
             for (int j = 0; j < Tile::POINTS; ++j) {
                 Vector s[Tile::POINTS], w[3];
                 for (int i = 0; i < Tile::POINTS; ++i) {
-                    const float* from = g_u + (Tile::POINTS * i + j) * weight_plane(C, K) + in_panels(c, C, k0);
+                    const float* from = g_u + (Tile::POINTS * i + j) * plane + in_panels(k, K, c);
                     s[i] = load(from);
-                    for (Int part = 1; part < parts; ++part)
-                        s[i] += load(from + part * Tile::SPOTS * weight_plane(C, K));
+                    for (Int part = 1; part < parts; ++part) s[i] += load(from + part * Tile::SPOTS * plane);
                 }
                 Tile::end(s, w);
                 for (int i = 0; i < 3; ++i) m[i][j] = w[i];
@@ -531,9 +524,7 @@ void gradient_end(Int parts, Int C, Int K, const float* g_u, const float* parts_
             for (int i = 0; i < 3; ++i) {
                 Vector w[3];
                 Tile::end(m[i], w);
-                for (int j = 0; j < 3; ++j)
-                    for (Int lane = 0; lane < LANES; ++lane)
-                        g_w[((k0 + lane) * 9 + 3 * i + j) * C + c] = w[j][lane];
+                for (int j = 0; j < 3; ++j) store(g_w + (k * 9 + 3 * i + j) * C + c, w[j]);
             }
         }
 }
@@ -592,7 +583,7 @@ extern "C" void convolution_float32(Int first, Int last, Int tile, Int height, I
                                                           also, out);
 }
 
-// The weights' gradients from some parts of the images, not yet transformed back: g_u (parts, spots, c, k) in panels,
+// The weights' gradients from some parts of the images, not yet transformed back: g_u (parts, spots, k, c) in panels,
 // g_b (parts, k). The number of parts does not depend on that of threads, and so neither does the sum.
 extern "C" void convolution_gradient_float32(Int first, Int last, Int tile, Int parts, Int n, Int height, Int width,
                                              Int C, Int K, const float* x, const float* g, float* g_u, float* g_b) {
