@@ -20,8 +20,8 @@ from metadropout.training.metrics import load_metrics
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vP*X<>hp"
 LINES = ("-", "--", ":")
-SMOOTHING = 0.9
-"""Weight of what came before in the exponential mean of a learning curve."""
+SMOOTHING = "exponential mean over a twentieth of the log points, ten at most"
+"""What `smooth` does, in the words of pictures and reports."""
 
 NORM_NAMES: dict[Norm, str] = {"l1": "ℓ1", "l2": "ℓ2", "linf": "ℓ∞"}
 
@@ -61,7 +61,7 @@ def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | Non
     accuracy_axis.set(xlabel="iteration", ylabel="query accuracy, %")
     for axis in (loss_axis, accuracy_axis):
         axis.grid(alpha=0.3)
-    figure.suptitle(f"smoothed: exponential mean, weight {SMOOTHING}; faint: as logged", fontsize=9)
+    figure.suptitle(f"smoothed: {SMOOTHING}; faint: as logged", fontsize=9)
     # Below the panels, where it covers nothing.
     figure.legend(*accuracy_axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     save_figure(figure, path)
@@ -83,14 +83,14 @@ def plot_accuracies(results: Mapping[str, Evaluation], path: Path, title: str) -
     for row, (result, colour) in enumerate(zip(results.values(), COLOURS, strict=False)):
         _draw_episodes(upper, row, result, colour, str(result))
     upper.set_yticks(range(len(results)), list(results))
-    upper.set(xlabel="accuracy, %; a dot is a task", title=title, ylim=(len(results) - 0.5, -0.6))
+    upper.set(xlabel="accuracy, %; a dot is a task", title=title, ylim=(len(results) - 0.5, -0.7))
     for lower in axes[1:, 0]:
         for row, ((_, result), colour) in enumerate(zip(others, COLOURS[1:], strict=False)):
             difference = result.minus(first)
             _draw_episodes(lower, row, difference, colour, points(difference))
         lower.axvline(0, color="black", linewidth=0.8)
         lower.set_yticks(range(len(others)), [f"{name}\n− {base}" for name, _ in others])
-        lower.set(xlabel="difference on the same task, points", ylim=(len(others) - 0.5, -0.6))
+        lower.set(xlabel="difference on the same task, points", ylim=(len(others) - 0.5, -0.7))
     for axis in axes.flat:
         axis.grid(axis="x", alpha=0.3)
     save_figure(figure, path)
@@ -107,9 +107,8 @@ def _draw_episodes(axis: Any, row: int, result: Evaluation, colour: str, text: s
     mean, interval = 100 * result.mean, 100 * result.interval
     style = {"fmt": "o", "color": "black", "capsize": 5, "markersize": 6, "elinewidth": 1.8, "zorder": 3}
     axis.errorbar(mean, row, xerr=interval, **style)
-    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
-    words = {"textcoords": "offset points", "ha": "center", "fontsize": 9, "bbox": box, "zorder": 4}
-    axis.annotate(text, (mean, row), (0, 10), **words)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    axis.text(mean, row - 0.38, text, ha="center", va="bottom", fontsize=9, bbox=box)
 
 
 @dataclass(frozen=True)
@@ -249,8 +248,13 @@ def save_figure(figure: Any, path: Path) -> None:
     write_atomically(path, content.getvalue())
 
 
-def smooth(values: Sequence[float], weight: float = SMOOTHING) -> list[float]:
-    """Average exponentially, without the start's bias, so that a curve of noisy tasks can be read."""
+def smooth(values: Sequence[float]) -> list[float]:
+    """Average exponentially, without the start's bias, so that a curve of noisy tasks can be read.
+
+    The fewer values there are the less they are averaged: the mean lags behind what it is of.
+    """
+    window = min(10.0, max(1.0, len(values) / 20))
+    weight = 1 - 1 / window
     smoothed, mean, total = [], 0.0, 0.0
     for value in values:
         mean, total = weight * mean + (1 - weight) * value, weight * total + (1 - weight)

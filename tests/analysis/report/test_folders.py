@@ -226,11 +226,11 @@ def test_an_attack_that_was_stopped_is_named_with_the_command_that_goes_on(runs:
     change_json(path, lambda results: results.update(episodes=results["episodes"][:1]))
     options = "--episodes 2 --steps 2 --restarts 1 --mc-samples 2 --seed 0 --norm linf --epsilon 0.01 0.1"
     assert gaps(runs[2])["attacks"] == (
-        "stopped in the linf norm after 1 of 2 episodes",
+        "stopped after 1 of 2 episodes in the linf norm",
         f"metadropout attack {runs[2]} {options}",
     )
     change_json(path, lambda results: results.update(episodes=[]))  # stopped before the first was done
-    assert gaps(runs[2])["attacks"][0] == "stopped in the linf norm after 0 of 2 episodes"
+    assert gaps(runs[2])["attacks"][0] == "stopped after 0 of 2 episodes in the linf norm"
     assert main(gaps(runs[2])["attacks"][1].split()[1:]) == 0
     assert "attacks" not in gaps(runs[2])
 

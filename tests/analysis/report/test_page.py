@@ -167,7 +167,7 @@ def test_only_runs_that_lack_nothing_are_called_complete(runs: list[Path], tmp_p
     change_json(runs[2] / "attack-metadropout.json", lambda results: results["episodes"].pop())
     text = Page(report(runs[2:], tmp_path / "report.html")).text
     assert complete not in text
-    assert "stopped in the linf norm after 1 of 2 episodes" in text
+    assert "stopped after 1 of 2 episodes in the linf norm" in text
     assert "stopped, of 2" in text  # beside the numbers, too
 
 

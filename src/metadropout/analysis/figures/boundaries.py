@@ -277,9 +277,10 @@ def draw_boundaries(data: BoundaryData) -> Figure:
             axis.set_title(f"{panel.moment}: {panel.right(QUERY)[0]} of {panel.right(QUERY)[1]}", fontsize=11)
         for axis in row[len(cells) :]:
             axis.set_axis_off()
-        row[0].set_ylabel(cells[0].learner, fontsize=11)
+        row[0].set_ylabel(cells[0].learner, fontsize=10)
     figure.suptitle(f"{data.title} (query images classified correctly)", fontsize=13)
-    figure.supxlabel("signed distance from the decision boundary", fontsize=11)
+    for axis in axes[-1]:
+        axis.set_xlabel("distance from boundary", fontsize=10)
     _legend(figure, data)
     return figure
 

@@ -71,8 +71,8 @@ class Picture:
 
     @property
     def wide(self) -> bool:
-        """Whether it has to be shown in the page's whole width to be read."""
-        return self.width > 2 * self.height
+        """Whether its letters can be read only near its own size, for which it takes the page's whole width."""
+        return self.width > 600
 
 
 @dataclass(frozen=True)
@@ -333,11 +333,13 @@ def _attack_gaps(run: Run, iteration: int, attack: AttackResults | None, folder:
     if not attack.asked:
         reason = "an earlier version did not record how many were asked for; this command goes on or confirms that "
         return [Gap("attacks", f"{reason}all are there", line) for line in attack_commands(run, attack, folder)]
-    gaps = []
-    for norm, asked in attack.unfinished().items():
-        reason = f"stopped in the {norm} norm after {attack.done(norm)} of {asked.episodes} episodes"
-        gaps.append(Gap("attacks", reason, *attack_commands(run, attack, folder, {norm: asked})))
-    return gaps
+    left = attack.unfinished()
+    if not left:
+        return []
+    done = [f"{attack.done(norm)} of {asked.episodes} episodes in the {norm} norm" for norm, asked in left.items()]
+    return [
+        Gap("attacks", f"stopped after {', '.join(done)}", line) for line in attack_commands(run, attack, folder, left)
+    ]
 
 
 def _as_uri(path: Path) -> tuple[str, int, int]:

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 import metadropout
 from metadropout.analysis.figures.runs import FIGURES
+from metadropout.analysis.plots import SMOOTHING
 from metadropout.analysis.report import charts
 from metadropout.analysis.report.comparison import Setting, compare, span_of
 from metadropout.analysis.report.folders import Figures, Gap, RunSummary, command
@@ -77,7 +78,8 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(percent=_percent, signed=_signed, duration=_duration, plain=_plain)
-    environment.globals.update(charts=charts, Style=charts.Style, told_apart=told_apart, span_of=span_of, bins=BINS)
+    environment.globals.update(charts=charts, Style=charts.Style, told_apart=told_apart, span_of=span_of)
+    environment.globals.update(bins=BINS, smoothing=SMOOTHING)
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
     settings = compare(report.summaries)
     options = {summary.name: _flat(summary) for summary in report.summaries}
