@@ -169,6 +169,16 @@ EXCHANGES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {
         {"learner.name": "metasgd"},
         {"learner.name": "metasgd", "learner.inner_lr": 0.4},
     ),
+    "nor what another hands on to the same constructor": (
+        {"learner": {"name": "maml", "inner_lr": 0.4, "steps": 3}},
+        {"learner.name": "abml"},
+        {"learner.name": "abml", "learner.inner_lr": 0.4, "learner.steps": 3, "learner.kl_weight": 0.1},
+    ),
+    "but what it declares itself": (
+        {"learner": {"name": "maml", "inner_lr": 0.4, "precision": "bf16"}},
+        {"learner.name": "reptile"},
+        {"learner.name": "reptile", "learner.inner_lr": 0.001, "learner.precision": "bf16"},
+    ),
     "nor those of the same part": (
         {"perturbation": {"name": "mixup", "gamma": 2}},
         {"perturbation.name": "mixup"},

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from toys import UsersModel, assert_finite_differences, make_episode, randomise
 
 import metadropout as md
+from metadropout.learners.base import averaged
 from metadropout.networks.functional import BATCH_NORMS
 from metadropout.perturbations import Pass
 
@@ -437,3 +438,26 @@ def test_labels_that_are_no_class_numbers_are_refused_with_the_way_out(conv4: md
         learner.adapt(x, y.double())
     with pytest.raises(ValueError, match=r"labels have shape \(5,\), but 6 images need a class number each"):
         learner.adapt(x, y[:5])
+
+
+def test_training_may_take_more_noise_samples_than_one(conv4: md.Conv4, episode: md.Episode) -> None:
+    asked = []
+
+    class Spy(md.SeededNoise):
+        def stream(self, step: int, sample: int):  # type: ignore[no-untyped-def]
+            asked.append((step, sample))
+            return super().stream(step, sample)
+
+    md.MAML(conv4, md.MetaDropout(conv4).double(), steps=2, train_samples=2).loss(episode, generator=Spy(0))
+    assert asked == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    one, two = (md.MAML(conv4, steps=2, train_samples=samples).loss(episode) for samples in (1, 2))
+    assert torch.equal(one, two)  # nothing is random
+
+
+def test_the_mean_of_probabilities_is_given_as_logarithms() -> None:
+    g = torch.Generator().manual_seed(0)
+    logits = [torch.randn(4, 3, generator=g, dtype=torch.float64) * 5 for _ in range(3)]
+    classify = averaged([lambda x, i=i: logits[i] for i in range(3)])
+    expected = torch.stack([each.softmax(dim=1) for each in logits]).mean(dim=0)
+    torch.testing.assert_close(classify(torch.zeros(4)).exp(), expected)
+    assert averaged([classify]) is classify

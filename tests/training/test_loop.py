@@ -16,14 +16,23 @@ from toys import DIVERGING, PERTURBATION_OPTIONS, assert_same_weights, small_fil
 
 import metadropout as md
 from metadropout.cli import main
-from metadropout.config import TrainingOptions
+from metadropout.config import TrainingOptions, load_config
 from metadropout.data import Episode
 from metadropout.learners import TaskGradient
 from metadropout.perturbations import PERTURBATIONS
 from metadropout.runs.folder import open_run
 from metadropout.training.checkpoints import latest_checkpoint, read_checkpoint
 from metadropout.training.distributed import ALONE
-from metadropout.training.loop import TRAINING, _Loop, episode_sampler, open_parts, open_splits, train
+from metadropout.training.loop import (
+    TESTING,
+    TRAINING,
+    VALIDATION,
+    _Loop,
+    episode_sampler,
+    open_parts,
+    open_splits,
+    train,
+)
 from metadropout.training.metrics import read_metrics
 from metadropout.training.outer import OuterOptimizer
 from metadropout.training.recording import Records
@@ -361,3 +370,12 @@ def test_a_diverging_task_is_named_in_a_batch_too(
     options = ["--machine.tasks", "batched"]
     assert main(["train", str(recipe), "--out", str(tmp_path / "run"), *DIVERGING, *options]) == 1
     assert "iteration 1, task 1: the inner loop diverged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trained", ["transductive", "inductive", None])
+def test_training_may_have_a_protocol_of_its_own(trained: str | None, recipe: Path) -> None:
+    config = load_config(recipe, {"episode.protocol": "inductive", "episode.train_protocol": trained})
+    splits = open_splits(config)
+    assert episode_sampler(config, splits, "train", TRAINING).inductive == (trained != "transductive")
+    assert episode_sampler(config, splits, "validation", VALIDATION).inductive
+    assert episode_sampler(config, splits, "train", TESTING).inductive
