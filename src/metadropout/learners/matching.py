@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from metadropout.learners.metric import MetricLearner
 from metadropout.noise import NoiseSource
-from metadropout.ops.precision import Precision
 from metadropout.options import Limits
 from metadropout.perturbations import Perturbation
 from metadropout.perturbations.perturbed_network import with_prefix
@@ -35,8 +34,7 @@ class MatchingNet(MetricLearner):
         class_sum: what is summed over the images of a class: their attention ("attention", as in the paper) or, before
             a softmax over classes, their cosines ("cosines", as in the code of Ravi and Larochelle, 2017, from which
             the figures on miniImageNet are quoted). At one shot both are the same.
-        images_per_pass: most images in one support pass; more noise samples than fit are run in turn.
-        precision: "bf16" rounds what convolutions multiply to bfloat16.
+        **options: those of all metric-based learners.
     """
 
     title = "Matching Networks"
@@ -49,10 +47,9 @@ class MatchingNet(MetricLearner):
         fce: bool = False,
         reads: Annotated[int, Limits(1, 1000)] = 3,
         class_sum: Literal["attention", "cosines"] = "attention",
-        images_per_pass: Annotated[int, Limits(1, 1_000_000)] = 256,
-        precision: Precision = "full",
+        **options: Any,
     ) -> None:
-        super().__init__(network, perturbation, images_per_pass=images_per_pass, precision=precision)
+        super().__init__(network, perturbation, **options)
         if class_sum not in ("attention", "cosines"):
             raise ValueError(f"class_sum is '{class_sum}', but only 'attention' and 'cosines' are known")
         self.class_sum, self.is_random = class_sum, fce

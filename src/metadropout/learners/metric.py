@@ -181,18 +181,14 @@ class MetricLearner(Learner):
         parts = []
         for first in range(0, samples, per_pass):
             numbers = range(first, min(first + per_pass, samples))
-            repeated = x.repeat(len(numbers), *[1] * (x.dim() - 1))
-            this = self.perturbed.support_pass(weights, self.streams(noise, numbers))
+            images, this = self.perturbed.support_batch(weights, x, self.streams(noise, numbers))
             how = Normalisation(given=given) if given else Normalisation(len(numbers))
-            parts.append(self.perturbed.run(weights, repeated, this, how))
+            parts.append(self.perturbed.run(weights, images, this, how))
         support = torch.cat(parts).view(samples, len(x), -1)
-        how, this = (
-            Normalisation(given=given or self.perturbed.statistics(weights, x)),
-            self.perturbed.query_pass(weights),
-        )
+        for_queries = Normalisation(given=given or self.perturbed.statistics(weights, x))
 
         def features(query_x: Tensor) -> Features:
-            query = self.perturbed.run(weights, query_x, this, how)
+            query = self.perturbed.run(weights, query_x, self.perturbed.query_pass(weights), for_queries)
             return support, query.expand(samples, *query.shape)
 
         return features

@@ -140,19 +140,24 @@ class PerturbedNetwork:
         self, weights: Mapping[str, Tensor], x: Tensor, y: Tensor, streams: Sequence[NoiseStream] = ()
     ) -> Tensor:
         """Return the loss of one support pass, averaged over images and the noise samples that share the pass."""
-        # The samples stand one after the other in one batch, each normalised by its own statistics.
+        # Each sample is normalised by its own statistics.
         repeat = max(1, len(streams))
-        this = self.support_pass(weights, streams)
-        if self._share_first_layer(streams):
-            this = replace(this, images=len(x))
-        else:
-            x = x.repeat(repeat, *[1] * (x.dim() - 1))
+        x, this = self.support_batch(weights, x, streams)
         logits = self.run(weights, x, this, Normalisation(repeat))
         y = y.repeat(repeat)
         with labels_explained(y, logits):
             loss = self.perturbation.label_loss(logits, y, this)
         penalty = self.perturbation.penalty(this)
         return loss if penalty is None else loss + penalty
+
+    def support_batch(
+        self, weights: Mapping[str, Tensor], x: Tensor, streams: Sequence[NoiseStream]
+    ) -> tuple[Tensor, Pass]:
+        """Return the images and the support pass in which the noise samples are one after the other in one batch."""
+        this = self.support_pass(weights, streams)
+        if self._share_first_layer(streams):
+            return x, replace(this, images=len(x))
+        return x.repeat(max(1, len(streams)), *[1] * (x.dim() - 1)), this
 
     def _share_first_layer(self, streams: Sequence[NoiseStream]) -> bool:
         """Say whether the first layer, which does not depend on the noise, can be computed once for all samples."""
