@@ -211,6 +211,7 @@ def test_recipes_are_found_by_words_in_their_names_and_descriptions(capsys: pyte
     assert found("20way", "glyphs", "metasgd") == [
         "glyphs-20way-1shot-metasgd",
         "glyphs-20way-1shot-metasgd-metadropout",
+        "glyphs-20way-1shot-unicorn-metasgd",
     ]
     assert found("smallest radius", "glyphs-5way")[0] == "glyphs-5way-1shot-adversarial-l1-small"
     assert main(["recipes", "omniglot-20way-5shot-metasgd"]) == 0  # a whole name shows the recipe

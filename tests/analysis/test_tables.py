@@ -234,6 +234,19 @@ def test_likelihood_and_calibration_have_columns_where_they_were_measured(tmp_pa
     assert second == "| MAML + Meta-dropout | 63.33 ± 28.23 | +13.33 ± 5.33 | 2.0000 | 30.00 | 96.63 ± 0.13 |"
 
 
+def test_rows_that_are_tested_on_other_tasks_are_not_compared(tmp_path: Path) -> None:
+    table = tables()["table1_warps"]
+    rows = ["maml", "mtnet", "mtnet-original"]
+    options = {"scale": 1.0, "settings": ["omniglot-20way-1shot"], "seeds": [0], "episodes": 3, "overrides": {}}
+    jobs = plan(table, rows=rows, out=tmp_path, **options)  # type: ignore[arg-type]
+    for job in jobs:
+        write_evaluation(job, [0.2, 0.8, 0.5], iteration=40_000)
+    (found,) = entries(table, jobs).values()
+    assert found["mtnet"].ahead is not None
+    assert found["mtnet-original"].ahead is None  # one query image per class, not 15
+    assert found["mtnet-original"].results
+
+
 def test_a_setting_that_the_paper_lacks_is_held_against_the_one_that_it_is_like(tmp_path: Path) -> None:
     jobs = plan(
         tables()["table2"],

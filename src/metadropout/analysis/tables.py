@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from metadropout.analysis.plots import Difference, Panel, plot_differences
-from metadropout.config import MAY_CHANGE, Config, as_text, parse_config
+from metadropout.config import MAY_CHANGE, Config, as_text, parse_config, task_options
 from metadropout.errors import ConfigError, MetadropoutError
 from metadropout.evaluation import Evaluation
 from metadropout.learners.base import TEST_SAMPLES
@@ -228,7 +228,8 @@ class Entry:
     asked: int
     """How many seeds are asked for."""
     ahead: Evaluation | None
-    """How far it is ahead of the first row, task by task; None for that row, and where one of them is not done."""
+    """How far it is ahead of the first row, task by task; None for that row, and where one of them is not done or their
+    tasks are not the same."""
     reported: Mapping[str, float]
     """The reported accuracy and its interval, as far as there are any."""
     reported_ahead: float | None
@@ -241,12 +242,15 @@ def entries(table: Table, jobs: Sequence[Job]) -> dict[str, dict[str, Entry]]:
     found: dict[str, dict[str, Entry]] = {}
     for setting in dict.fromkeys(job.setting for job in jobs):
         figures = {row: load_recipe(f"{table.like.get(setting, setting)}-{row}").reported for row in (base, *rows)}
-        bases = _results([job for job in jobs if (job.setting, job.row) == (setting, base)])
+        theirs = [job for job in jobs if (job.setting, job.row) == (setting, base)]
+        bases = _results(theirs)
         found[setting] = {}
         for row in rows:
             mine = [job for job in jobs if (job.setting, job.row) == (setting, row)]
             results, other = _results(mine), row != base
-            ahead = Evaluation.over_seeds(results).minus(Evaluation.over_seeds(bases)) if results and bases else None
+            # A row may have a protocol of its own, as its authors had it, and so other tasks.
+            comparable = results and bases and task_options(mine[0].config) == task_options(theirs[0].config)
+            ahead = Evaluation.over_seeds(results).minus(Evaluation.over_seeds(bases)) if comparable else None
             both = figures[row] and figures[base]
             reported_ahead = figures[row]["accuracy"] - figures[base]["accuracy"] if both else None
             found[setting][row] = Entry(
