@@ -66,7 +66,7 @@ class MatchingNet(MetricLearner):
             support, query = functional_call(self.context, with_prefix(weights, "context."), (support, query))
         similarity = self.similarity(query, support)  # (samples, m, n)
         if self.class_sum == "attention":
-            probabilities = (similarity @ members).softmax(dim=2)
+            probabilities = similarity.softmax(dim=2) @ members
         else:
             probabilities = (similarity @ members).softmax(dim=2)
         return probabilities.mean(dim=0).log()
