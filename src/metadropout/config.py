@@ -92,6 +92,8 @@ class TrainingOptions:
         schedule_every: outer steps between changes of the rate, for "step".
         schedule_factor: what the rate is multiplied by, for "step".
         warmup: outer steps over which the rate rises to its full value.
+        perturbation_rate: what the rate is multiplied by for the perturbation's parameters, such as the noise
+            generator's.
         clip: largest absolute value, or norm, of the averaged gradient.
         clip_by: "value" clips the averaged gradient to [-clip, clip], element by element, "norm" scales all of it to
             the norm `clip`, "none" leaves it as it is.
@@ -116,6 +118,7 @@ class TrainingOptions:
     schedule_every: Iterations = 2000
     schedule_factor: Annotated[float, Limits(0, 1000)] = 0.5
     warmup: Annotated[int, Limits(0, 99_999_999)] = 0
+    perturbation_rate: Annotated[float, Limits(0, 1000)] = 1.0
     clip: Annotated[float, Limits(0, 1e9, above=True)] = 3.0
     clip_by: Literal["value", "norm", "none"] = "value"
     noise: NoiseName = "counter"

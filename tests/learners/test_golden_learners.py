@@ -173,7 +173,7 @@ def reptile_tasks(case: dict[str, Any], dtype: torch.dtype) -> list[md.Episode]:
 def outer_steps(case: dict[str, Any], learner: md.Reptile) -> list[dict[str, Tensor]]:
     """Train as the outer loop does, and return the update of each outer step by parameter."""
     options = TrainingOptions(optimizer="sgd", meta_lr=case["meta_step"], clip_by="none", iterations=99)
-    outer = OuterOptimizer(learner.parameters(), options)
+    outer = OuterOptimizer(learner.named_parameters(), options)
     tasks = reptile_tasks(case, next(learner.parameters()).dtype)
     updates = []
     for step in range(case["outer_steps"]):

@@ -212,6 +212,18 @@ def test_without_their_second_derivative_what_comes_back_through_normalisations_
     assert any(not torch.allclose(exact.gradients[n], g, rtol=1e-3) for n, g in result.gradients.items())
 
 
+def test_a_share_of_the_second_derivative_lies_between_none_and_all_of_it(episode: md.Episode) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 3))
+    none, half, whole = (
+        md.MAML(network.double(), inner_lr=0.1, steps=1, norm_second_order=share).task_gradient(episode).gradients
+        for share in (False, 0.5, True)
+    )
+    for name, gradient in half.items():  # one normalisation and one step: a mean of the two
+        torch.testing.assert_close(gradient, (none[name] + whole[name]) / 2, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(none["network.0.weight"], whole["network.0.weight"], rtol=1e-3)
+
+
 def test_noise_without_a_source_is_an_error(conv4: md.Conv4, episode: md.Episode) -> None:
     learner = md.MAML(conv4, md.MetaDropout(conv4).double())
     with pytest.raises(ValueError, match="draws noise: pass a generator"):

@@ -113,7 +113,7 @@ def test_second_moments_and_step_count_go_on_from_task_to_task_and_over_outer_st
     tasks = [make_episode(seed=seed) for seed in range(2)]
     learner = md.Reptile(network, inner_lr=0.05, steps=3, batch=6).double()
     options = TrainingOptions(optimizer="sgd", meta_lr=0.5, clip_by="none")
-    outer = OuterOptimizer(learner.parameters(), options)
+    outer = OuterOptimizer(learner.named_parameters(), options)
     state: dict[str, Tensor] = {}
     for iteration in range(2):
         # Full batches: their order is of no importance.

@@ -155,11 +155,19 @@ def test_the_clip_applies_to_the_mean_over_tasks(recipe: Path, tmp_path: Path) -
 
     learner = Fake()
     sampler = episode_sampler(run.config, open_splits(run.config), "train", TRAINING)
-    outer = OuterOptimizer(learner.parameters(), TrainingOptions(optimizer="sgd", meta_lr=1.0))
+    outer = OuterOptimizer(learner.named_parameters(), TrainingOptions(optimizer="sgd", meta_lr=1.0))
     episodes = (sampler(0, task) for task in range(2))
     with Workers(learner, 2) as workers:
         _Loop(run, learner, outer, episodes, None, workers, Records(), threads=1, world=ALONE).outer_step(0)
     assert learner.p.tolist() == [-2.0, -3.0, 1.0]
+
+
+def test_the_perturbation_can_have_a_rate_of_its_own() -> None:
+    theta, phi = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    options = TrainingOptions(optimizer="sgd", meta_lr=0.5, perturbation_rate=3.0)
+    outer = OuterOptimizer([("network.weight", theta), ("perturbation.weight", phi)], options)
+    outer.step([torch.ones(1), torch.ones(1)], 0)
+    assert (theta.item(), phi.item()) == (-0.5, -1.5)
 
 
 def test_a_diverging_run_stops_with_the_cause_and_keeps_the_last_good_state(

@@ -42,7 +42,7 @@ from metadropout.networks.functional import weight_names
 from metadropout.networks.layers import PerturbableLayers, find_layers
 from metadropout.noise import NoiseSource
 from metadropout.ops.precision import Precision
-from metadropout.options import Limits, Samples, Steps
+from metadropout.options import Limits, Samples, Share, Steps
 from metadropout.perturbations import NoPerturbation, Perturbation, PerturbedNetwork
 from metadropout.perturbations.base import Weights
 from metadropout.perturbations.layers import LayerPerturbation
@@ -67,6 +67,7 @@ class GradientLearner(Learner):
         first_order: leave the derivative of the inner gradients out: faster, less exact.
         norm_second_order: false treats the gradients that come back through batch normalisations as constants when
             inner gradients are differentiated: no part of the method, but what the authors' program does in effect.
+            A share between 0 and 1 keeps that much of their derivative.
         adapted: names of the network's parameters that the inner steps change; the learner's choice by default.
             Buffers can be named, too: each task starts with their values, which are not meta-learned.
         images_per_pass: most images in one support pass; more Monte-Carlo samples than fit are run in turn.
@@ -89,7 +90,7 @@ class GradientLearner(Learner):
         test_steps: Steps | None = None,
         train_samples: Samples = 1,
         first_order: bool = False,
-        norm_second_order: bool = True,
+        norm_second_order: bool | Share = True,
         adapted: Sequence[str] | None = None,
         images_per_pass: Annotated[int, Limits(1, 1_000_000)] = 256,
         precision: Precision = "full",

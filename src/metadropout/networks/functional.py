@@ -18,7 +18,7 @@ from metadropout.networks.layers import apply_layer, find_weighted
 from metadropout.networks.norms import BATCH_NORMS, LayerStatistics
 from metadropout.ops.attention import twice_differentiable_attention
 from metadropout.ops.kernels import norm_relu_pool
-from metadropout.ops.normalisation import batch_normalise, batch_statistics, constant_gradient, normalise_with
+from metadropout.ops.normalisation import batch_normalise, batch_statistics, held_gradient, normalise_with
 from metadropout.ops.precision import Precision
 
 OutputHook = Callable[[str, Tensor, Tensor], Tensor]
@@ -95,7 +95,7 @@ class FunctionalNetwork:
         outputs: names of the layers whose outputs a hook may replace.
         inputs: names of the layers whose inputs a hook may replace.
         precision: of the convolutions.
-        norm_second_order: whether gradients that come back through batch normalisations can be differentiated again.
+        norm_second_order: how much of the derivative of gradients that come back through batch normalisations is kept.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class FunctionalNetwork:
         outputs: Iterable[str] = (),
         inputs: Iterable[str] = (),
         precision: Precision = "full",
-        norm_second_order: bool = True,
+        norm_second_order: float = True,
     ) -> None:
         lazy = [name for name, p in network.named_parameters() if isinstance(p, UninitializedParameter)]
         if lazy:
@@ -249,8 +249,8 @@ class _BatchStatisticsNorm(nn.Module):
         self._owner = [owner]  # in a list, so that nothing takes it for a part of this module
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self._owner[0]._norm_second_order:
-            input = constant_gradient(input)
+        if (share := self._owner[0]._norm_second_order) < 1:
+            input = held_gradient(input, float(share))
         return self._normalise(input, self._owner[0]._current.normalisation)
 
     def _normalise(self, x: Tensor, how: Normalisation) -> Tensor:

@@ -55,27 +55,27 @@ def batch_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
     return normalise_with(x, batch_statistics(x), weight, bias, eps)  # PyTorch's refuses one value per channel
 
 
-class _ConstantGradient(torch.autograd.Function):
-    """The identity, whose gradient is a constant to whoever differentiates it again."""
+class _HeldGradient(torch.autograd.Function):
+    """The identity, whose gradient is in part a constant to whoever differentiates it again."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, share: float) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.share = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g.detach()
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return (g.detach().lerp(g, ctx.share) if ctx.share else g.detach()), None
 
 
-def constant_gradient(x: Tensor) -> Tensor:
-    """Return x; the gradient that comes back through it has its value but no derivative of its own."""
-    return apply(_ConstantGradient, x)  # type: ignore[no-any-return]
+def held_gradient(x: Tensor, share: float) -> Tensor:
+    """Return x; the gradient that comes back through it has its value, but only a share of its own derivative."""
+    return apply(_HeldGradient, x, share)  # type: ignore[no-any-return]
 
 
 def batch_statistics(x: Tensor) -> Statistics:

@@ -32,7 +32,7 @@ class PerturbedNetwork:
         network: any module.
         perturbation: what acts on it.
         precision: of convolutions.
-        norm_second_order: whether gradients that come back through batch normalisations can be differentiated again.
+        norm_second_order: how much of the derivative of gradients that come back through batch normalisations is kept.
         watched: names of further layers that are shown to the watcher of a pass.
         compose: what the network runs with in place of its own weights, after the perturbation has changed those.
     """
@@ -43,7 +43,7 @@ class PerturbedNetwork:
         perturbation: Perturbation,
         *,
         precision: Precision = "full",
-        norm_second_order: bool = True,
+        norm_second_order: float = True,
         watched: Iterable[str] = (),
         compose: Composition = lambda theta, weights: theta,
     ) -> None:

@@ -94,7 +94,7 @@ def train(
     if any(isinstance(module, ChannelsLast) for module in learner.modules()):
         # The layout in which convolutions want their weights; the values are the same.
         learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    outer = OuterOptimizer((p for p in learner.parameters() if p.requires_grad), config.training)
+    outer = OuterOptimizer(((n, p) for n, p in learner.named_parameters() if p.requires_grad), config.training)
 
     with ExitStack() as stack:
         if world.is_first:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,19 @@ class OuterOptimizer:
     """Clips averaged gradients and takes the optimiser's step at the rate of the schedule.
 
     Args:
-        parameters: what is meta-learned.
-        options: optimiser, rate, schedule and clipping.
+        parameters: what is meta-learned, by the learner's names.
+        options: optimiser, rates, schedule and clipping.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], options: TrainingOptions) -> None:
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], options: TrainingOptions) -> None:
         self.options = options
-        self.parameters = list(parameters)
-        self.optimizer = make_optimizer(self.parameters, options)
+        named = dict(parameters)
+        self.parameters = list(named.values())
+        factors = [options.perturbation_rate if name.startswith("perturbation.") else 1.0 for name in named]
+        groups: dict[float, list[nn.Parameter]] = {}
+        for parameter, factor in zip(self.parameters, factors, strict=True):
+            groups.setdefault(factor, []).append(parameter)
+        self.optimizer = make_optimizer([{"params": p, "factor": f} for f, p in groups.items()], options)
 
     def step(self, gradients: Sequence[Tensor], iteration: int) -> None:
         """Take one step.
@@ -39,19 +45,19 @@ class OuterOptimizer:
         if by == "norm":
             nn.utils.clip_grad_norm_(self.parameters, clip)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate_at(iteration, self.options)
+            group["lr"] = group["factor"] * rate_at(iteration, self.options)
         self.optimizer.step()
 
 
-def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainingOptions) -> torch.optim.Optimizer:
+def make_optimizer(groups: list[dict[str, Any]], options: TrainingOptions) -> torch.optim.Optimizer:
     """Return the optimiser that the options name.
 
     SGD without momentum at rate ε moves weights by ε along the averaged gradient. For a learner whose "gradient" is how
     far its weights are from the adapted ones, that is plain interpolation, as in Reptile.
     """
     if options.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=options.meta_lr, momentum=options.momentum)
-    return torch.optim.Adam(parameters, lr=options.meta_lr)
+        return torch.optim.SGD(groups, lr=options.meta_lr, momentum=options.momentum)
+    return torch.optim.Adam(groups, lr=options.meta_lr)
 
 
 def rate_at(iteration: int, options: TrainingOptions) -> float:
