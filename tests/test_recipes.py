@@ -113,7 +113,7 @@ def test_recipe_has_the_published_setting(name: str) -> None:
 
 
 def test_tables_have_the_papers_rows_in_the_papers_order() -> None:
-    assert list(tables()["table1"].rows) == ["maml", "metadropout", "metasgd", "metasgd-metadropout"]
+    assert list(tables()["small"].rows) == ["maml", "metadropout", "metasgd", "metasgd-metadropout"]
     weights = ("1e-5", "1e-4", "1e-3")
     assert list(tables()["table2"].rows) == [
         *("maml", "mixup-0.2", "mixup-1", "mixup-2"),

@@ -235,7 +235,7 @@ def test_likelihood_and_calibration_have_columns_where_they_were_measured(tmp_pa
 
 
 def test_rows_that_are_tested_on_other_tasks_are_not_compared(tmp_path: Path) -> None:
-    table = tables()["table1_warps"]
+    table = tables()["table1"]
     rows = ["maml", "mtnet", "mtnet-original"]
     options = {"scale": 1.0, "settings": ["omniglot-20way-1shot"], "seeds": [0], "episodes": 3, "overrides": {}}
     jobs = plan(table, rows=rows, out=tmp_path, **options)  # type: ignore[arg-type]
@@ -245,6 +245,35 @@ def test_rows_that_are_tested_on_other_tasks_are_not_compared(tmp_path: Path) ->
     assert found["mtnet"].ahead is not None
     assert found["mtnet-original"].ahead is None  # one query image per class, not 15
     assert found["mtnet-original"].results
+
+
+def test_a_table_of_several_protocols_says_which_a_row_has_and_whose_figure_it_shows(tmp_path: Path) -> None:
+    table = tables()["table1"]
+    rows = ["maml", "protonet-inductive", "mtnet", "unicorn", "mtnet-original"]
+    settings = ["omniglot-20way-1shot", "omniglot-20way-5shot"]
+    options = {"scale": 1.0, "settings": settings, "seeds": [0], "episodes": 3, "overrides": {}}
+    jobs = plan(table, rows=rows, out=tmp_path, **options)  # type: ignore[arg-type]
+    text = as_markdown(table, entries(table, jobs))
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines()]
+    assert [line[:2] for line in cells[:1] + cells[2:7]] == [
+        ["row", "protocol"],
+        ["MAML", "common: 15 queries, transductive"],
+        ["Prototypical Networks, inductive", "common: 15 queries, inductive"],
+        ["MT-Net", "common: 15 queries, transductive"],
+        ["UNICORN-MAML", "common: 15 queries, transductive"],
+        ["MT-Net, original setting", "original: 1 query, transductive or 5 queries, transductive"],
+    ]
+    reported = [(line[4], line[7]) for line in cells[2:7]]
+    assert reported == [
+        ("95.23 ± 0.17", "98.38 ± 0.07"),
+        ("95.40 (original)", "98.70 (original)"),
+        ("96.20 ± 0.40 (original)", "–"),
+        ("–", "–"),
+        ("96.20 ± 0.40", "–"),
+    ]
+    assert text.splitlines()[-1].startswith("(original): reported of the same system")
+    (one, _) = entries(table, jobs).values()
+    assert one["mtnet"].reported_ahead is None  # the quoted figure is of another protocol
 
 
 def test_a_setting_that_the_paper_lacks_is_held_against_the_one_that_it_is_like(tmp_path: Path) -> None:

@@ -232,8 +232,12 @@ class Entry:
     tasks are not the same."""
     reported: Mapping[str, float]
     """The reported accuracy and its interval, as far as there are any."""
+    elsewhere: bool
+    """Whether these are the figures of the row that it is like, and so of another protocol."""
     reported_ahead: float | None
     """How far it is ahead of the first row by the reported figures."""
+    protocol: str
+    """How it is tested."""
 
 
 def entries(table: Table, jobs: Sequence[Job]) -> dict[str, dict[str, Entry]]:
@@ -241,22 +245,35 @@ def entries(table: Table, jobs: Sequence[Job]) -> dict[str, dict[str, Entry]]:
     base, rows = next(iter(table.rows)), [row for row in table.rows if any(job.row == row for job in jobs)]
     found: dict[str, dict[str, Entry]] = {}
     for setting in dict.fromkeys(job.setting for job in jobs):
-        figures = {row: load_recipe(f"{table.like.get(setting, setting)}-{row}").reported for row in (base, *rows)}
+
+        def figures(row: str, setting: str = setting) -> Mapping[str, float]:
+            return load_recipe(f"{table.like.get(setting, setting)}-{row}").reported
+
         theirs = [job for job in jobs if (job.setting, job.row) == (setting, base)]
         bases = _results(theirs)
         found[setting] = {}
         for row in rows:
             mine = [job for job in jobs if (job.setting, job.row) == (setting, row)]
-            results, other = _results(mine), row != base
+            results, own = _results(mine), figures(row)
             # A row may have a protocol of its own, as its authors had it, and so other tasks.
             comparable = results and bases and task_options(mine[0].config) == task_options(theirs[0].config)
             ahead = Evaluation.over_seeds(results).minus(Evaluation.over_seeds(bases)) if comparable else None
-            both = figures[row] and figures[base]
-            reported_ahead = figures[row]["accuracy"] - figures[base]["accuracy"] if both else None
+            both = own and figures(base) and row != base
             found[setting][row] = Entry(
-                results, len(mine), ahead if other else None, figures[row], reported_ahead if other else None
+                results,
+                len(mine),
+                ahead if row != base else None,
+                own or (figures(table.like[row]) if row in table.like else {}),
+                not own,
+                own["accuracy"] - figures(base)["accuracy"] if both else None,
+                _protocol(mine[0].config),
             )
     return found
+
+
+def _protocol(config: Config) -> str:
+    queries = f"{config.episode.query} {'query' if config.episode.query == 1 else 'queries'}"
+    return f"{queries}, {config.episode.protocol}"
 
 
 def _results(jobs: Sequence[Job]) -> list[Evaluation]:
@@ -266,22 +283,29 @@ def _results(jobs: Sequence[Job]) -> list[Evaluation]:
 def as_markdown(table: Table, found: Mapping[str, Mapping[str, Entry]]) -> str:
     """Write a table of the results so far: each beside its distance from the first row's, and the reported figure.
 
-    Likelihood and calibration have columns in settings where some run has measured them.
+    Likelihood and calibration have columns in settings where some run has measured them. A table with rows of several
+    protocols has a column that says which: that of its group, query images per class, and what these are normalised by.
     """
     measured = {setting: _columns(of_setting.values()) for setting, of_setting in found.items()}
-    heads = ["row"]
+    heads = ["row", "protocol"] if table.groups else ["row"]
     for setting, columns in measured.items():
         heads += [table.settings[setting], f"− {_base_title(table)}", *columns, _whose_figures(table, setting)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in next(iter(found.values())):
         cells = [table.rows[row]]
+        for group in (name for name, rows in table.groups.items() if row in rows):
+            how = dict.fromkeys(of_setting[row].protocol for of_setting in found.values())
+            cells.append(f"{group}: {' or '.join(how)}")
         for setting, columns in measured.items():
             entry = found[setting][row]
             cells.append(summary(entry.results, entry.asked))
             cells.append(f"{100 * entry.ahead.mean:+.2f} ± {100 * entry.ahead.interval:.2f}" if entry.ahead else "")
             cells += [columns[name](entry.results) for name in columns]
-            cells.append(" ± ".join(f"{value:.2f}" for value in entry.reported.values()) or "–")
+            reported = " ± ".join(f"{value:.2f}" for value in entry.reported.values())
+            cells.append(f"{reported} (original)" if reported and entry.elsewhere else reported or "–")
         lines.append("| " + " | ".join(cells) + " |")
+    if any("(original)" in line for line in lines):
+        lines += ["", "(original): reported of the same system in the setting of its own paper; not comparable."]
     return "\n".join(lines) + "\n"
 
 

@@ -59,7 +59,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     scale = Annotated[float, Limits(0, 1000, above=True)]
     add_number(parser, "--scale", scale, help="fraction of the paper's iterations (default: 1)")
     parser.add_argument("--settings", nargs="+", metavar="SETTING", help="default: those of the table or figure")
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="default: all, or those of the paper's figure")
+    which = "rows, or groups of them (table1: common, original); default: all, or those of the paper's figure"
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help=which)
     parser.add_argument("--runs", nargs="+", type=Path, metavar="RUN", help="draw a figure from these trained runs")
     add_number(parser, "--seeds", Seed, nargs="+", metavar="SEED", help="default: 0")
     add_number(parser, "--episodes", Episodes, help="test episodes of each run (default: 1000)")
@@ -142,7 +143,7 @@ def _plan(
         table,
         scale=namespace.scale,
         settings=settings,
-        rows=namespace.rows or rows,
+        rows=table.rows_of(namespace.rows or rows),
         seeds=namespace.seeds,
         episodes=namespace.episodes,
         out=out,

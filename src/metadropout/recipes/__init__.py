@@ -2,15 +2,17 @@
 
 A YAML file of this folder is a family: settings (data, sizes) and rows (learner, perturbation). Each setting with each
 row is a recipe, so that a family of rows is written once and not once per setting. A family may take its settings from
-others (`settings_of`), and is a table whose rows are printed in a given `order`. Sections that a row `replaces` are not
-taken from the setting: an inner_lr means nothing to a learner without inner steps.
-Its `source` says who reports its figures. A setting for which nobody reports any may be `like` one that has some.
+others (`settings_of`), and is a table whose rows are printed in a given `order`, in groups where the rows are not all
+of one protocol. A family that is `part_of` another has its settings, and rows for its table. Sections that a row
+`replaces` are not taken from the setting: an inner_lr means nothing to a learner without inner steps.
+Its `source` says who reports its figures. A setting or a row for which nobody reports any may be `like` one that has
+some.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -38,7 +40,13 @@ class Table:
     rows: dict[str, str]
     """What each row is, by its name; the recipe of a row in a setting is called SETTING-ROW."""
     like: dict[str, str] = field(default_factory=dict)
-    """Whose reported figures a setting is held against, where it has none of its own."""
+    """Whose reported figures a setting or a row is held against, where it has none of its own."""
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    """The rows of each protocol by its name, where they are not all of one."""
+
+    def rows_of(self, asked: Sequence[str]) -> list[str]:
+        """Return the rows that are meant by names of rows and of groups, each once."""
+        return list(dict.fromkeys(row for name in asked for row in self.groups.get(name, [name])))
 
 
 def recipe_names() -> list[str]:
@@ -70,18 +78,23 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config
 
 @cache
 def tables() -> dict[str, Table]:
-    """Return all families by name."""
-    families = _families()
-    titles = {name: row["title"] for family in families.values() for name, row in family["rows"].items()}
-    return {
-        name: Table(
+    """Return all tables by name."""
+    rows = {name: row for family in _families().values() for name, row in family.get("rows", {}).items()}
+    found = {}
+    for name, family in _families().items():
+        if "part_of" in family:
+            continue
+        order, settings = family.get("order", list(family.get("rows", {}))), _settings(name)
+        groups = order if isinstance(order, dict) else {}
+        shown = [row for group in groups.values() for row in group] if groups else order
+        found[name] = Table(
             family["title"],
-            {setting: options["title"] for setting, options in _settings(name).items()},
-            {row: titles[row] for row in family.get("order", family["rows"])},
-            {setting: options["like"] for setting, options in _settings(name).items() if "like" in options},
+            {setting: options["title"] for setting, options in settings.items()},
+            {row: rows[row]["title"] for row in shown},
+            {each: options["like"] for each, options in (settings | rows).items() if "like" in options},
+            groups,
         )
-        for name, family in families.items()
-    }
+    return found
 
 
 @cache
@@ -90,7 +103,7 @@ def sources() -> dict[str, str]:
     return {
         f"{setting}-{name}": family["source"]
         for family in _families().values()
-        for name, row in family["rows"].items()
+        for name, row in family.get("rows", {}).items()
         for setting in row.get("reported", {})
     }
 
@@ -103,9 +116,10 @@ def _families() -> dict[str, dict[str, Any]]:
 
 def _settings(family: str) -> dict[str, Any]:
     """Return a family's settings: its own, and those of the families it names."""
-    settings = dict(_families()[family].get("settings", {}))
-    for other in _families()[family].get("settings_of", []):
-        settings |= _families()[other]["settings"]
+    found = _families()[family]
+    settings = dict(found.get("settings", {}))
+    for other in (*found.get("settings_of", []), *filter(None, [found.get("part_of")])):
+        settings |= _settings(other)
     return settings
 
 
@@ -118,7 +132,7 @@ def _recipes() -> dict[str, dict[str, Any]]:
         for setting_name, setting in settings.items()
         for name, family in families.items()
         if setting_name in _settings(name)
-        for row_name, row in family["rows"].items()
+        for row_name, row in family.get("rows", {}).items()
     }
 
 

@@ -43,7 +43,5 @@ PAPER_FIGURES = {
 
 def runs_table() -> Table:
     """Return the settings and methods whose runs figures can be drawn from: those of table 1 and the small ones."""
-    families = tables()["table1"], tables()["small"]
-    settings = {name: title for family in families for name, title in family.settings.items()}
-    rows = families[0].rows
-    return Table("figures", settings, {row: rows[row] for row in METHODS})
+    table = tables()["table1"]
+    return Table("figures", table.settings, {row: table.rows[row] for row in METHODS})
