@@ -178,7 +178,7 @@ def make_perturbation(name: str, network: nn.Module, **options: Any) -> Perturba
 
 @contextmanager
 def small_files(limit: int) -> Iterator[None]:
-    """Let the system refuse to write more than so many bytes to a file, as a full disk would.
+    """Let the system refuse to write more than that many bytes to a file, as a full disk would.
 
     Only around the call under test: the limit also holds for a log file to which the tests' own output goes.
     """

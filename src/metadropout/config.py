@@ -168,7 +168,7 @@ MAY_CHANGE = (
     "data.directory",
     "data.download",
 )
-"""How the names of options begin that may be given anew on resuming: the others would make it another run."""
+"""How the names of options begin that may be changed on resuming: the others would make it another run."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def resolve_device(machine: MachineOptions, local_rank: int = 0) -> torch.device
     if local_rank not in (0, device.index):
         raise ConfigError(f"machine.device is '{machine.device}', but each process needs a GPU of its own; use cuda")
     if device.index >= (found := torch.cuda.device_count()):
-        fix = "start so many processes at most" if local_rank else "use --machine.device auto"
+        fix = "start at most that many processes" if local_rank else "use --machine.device auto"
         raise ConfigError(f"machine.device is '{machine.device}', but PyTorch finds {found} GPUs here; {fix}")
     return device
 
@@ -409,6 +409,6 @@ def _override(merged: dict[str, Any], dotted: str, value: Any) -> None:
     if not option:
         merged[section] = value
     elif section in ("description", "seed") or not isinstance(merged.setdefault(section, {}), dict):
-        raise ConfigError(f"--{dotted} has no meaning: {section} is not a section of options")
+        raise ConfigError(f"--{dotted} cannot be set: {section} is not a section of options")
     else:
         merged[section][option] = value

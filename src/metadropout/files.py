@@ -1,4 +1,4 @@
-"""Reading files that may be anything, and writing files so that they are there whole or not at all."""
+"""Reading files that may be anything, and writing files atomically: complete, or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = {
 
 
 def check_regular(path: Path, limit: int) -> None:
-    """Refuse what is not a regular file of at most that many bytes: pipes and devices can wait or go on for ever.
+    """Refuse what is not a regular file of at most that many bytes: pipes and devices can wait or go on forever.
 
     Raises:
         OSError: saying what it is instead; readers turn it into their own error, as if it could not be opened.

@@ -53,12 +53,14 @@ def register(axis: str, name: str) -> Callable[[T], T]:
 
     Args:
         axis: "data", "network", "perturbation" or "learner".
-        name: small letters, digits and dashes.
+        name: lower-case letters, digits and dashes.
     """
     if axis not in AXES:
         raise ValueError(f"'{axis}' is not an axis; use one of {', '.join(AXES)}")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name) or name == "custom":
-        raise ValueError(f"'{name}' cannot be the name of a part: use small letters, digits and dashes, not 'custom'")
+        raise ValueError(
+            f"'{name}' cannot be the name of a part: use lower-case letters, digits and dashes, not 'custom'"
+        )
 
     def add(part: T) -> T:
         importlib.import_module(AXES[axis])  # so that the library's own parts are there

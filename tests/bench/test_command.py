@@ -11,7 +11,7 @@ import pytest
 from metadropout.bench import growth
 from metadropout.bench.comparison import Comparison
 from metadropout.bench.growth import points
-from metadropout.bench.measuring import Measured
+from metadropout.bench.measuring import Timing
 from metadropout.bench.problem import SETTINGS, Method, Setting
 from metadropout.cli import bench, main
 
@@ -23,9 +23,9 @@ TINY = [
 
 def invented(setting: Setting, method: Method, implementations: Any, **_: object) -> Comparison:
     """A comparison with known figures, in which plain PyTorch takes three times as long."""
-    limit = Measured("convolutions alone", [0.5, 1.0, 1.5], 0)
+    limit = Timing("convolutions alone", [0.5, 1.0, 1.5], 0)
     results = [
-        Measured(i.name, [1 + 2.0 * n, 2 + 4.0 * n, 3 + 6.0 * n], 7_000_000) for n, i in enumerate(implementations)
+        Timing(i.name, [1 + 2.0 * n, 2 + 4.0 * n, 3 + 6.0 * n], 7_000_000) for n, i in enumerate(implementations)
     ]
     return Comparison(setting, method, 4_000_000_000, 1e-14, 1e-6, limit, results)
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from metadropout.bench import plain
-from metadropout.bench.convolutions import KINDS, Convolution, convolutions_of_task, flops_of_iteration, prepare
+from metadropout.bench.convolutions import OPERATIONS, Convolution, convolutions_of_task, flops_of_iteration, prepare
 from metadropout.bench.implementations import IMPLEMENTATIONS, OURS, PLAIN
 from metadropout.bench.problem import Method, Problem, Setting
 
@@ -66,4 +66,4 @@ def test_the_limit_runs_each_convolution_as_often_as_it_is_counted() -> None:
     with FlopCounterMode(display=False) as counter:
         work()
     assert counter.get_total_flops() == flops_of_iteration(TINY, "metadropout")
-    assert {convolution.kind for convolution in convolutions_of_task(TINY, "maml")} == set(KINDS)
+    assert {convolution.kind for convolution in convolutions_of_task(TINY, "maml")} == set(OPERATIONS)

@@ -12,7 +12,7 @@ import pytest
 
 from metadropout.bench import measuring
 from metadropout.bench.child import Arrays, Child, Program
-from metadropout.bench.measuring import Check, Measured, check_agreement, difference, measure, ratio
+from metadropout.bench.measuring import Check, Timing, check_agreement, difference, measure, ratio
 from metadropout.errors import MetadropoutError
 
 WORK = """
@@ -101,7 +101,7 @@ def test_rounds_are_interleaved_and_the_warming_up_does_not_count(monkeypatch: p
     results = measure([Program("1", ""), Program("2", "")], None, 2, steps.append)
     expected = ["warming up", "warming up", *["round 1 of 2"] * 2, *["round 2 of 2"] * 2]
     assert steps == [f"{name}, {what}" for name, what in zip("121212", expected, strict=True)]
-    assert results == [Measured("1", [1.0, 1.0], 7), Measured("2", [2.0, 2.0], 7)]
+    assert results == [Timing("1", [1.0, 1.0], 7), Timing("2", [2.0, 2.0], 7)]
 
 
 def test_different_results_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ sys.exit(status)
 
 
 def test_the_shipped_list_of_options_is_that_of_the_parts() -> None:
-    hint = "write it anew: python -m metadropout.cli.options"
+    hint = "rewrite it: python -m metadropout.cli.options"
     shipped, found = json.loads(SHIPPED.read_text(encoding="utf-8")), describe()
     own = {section: [line for line in lines if "toy-" not in line] for section, lines in found.items()}
     assert list(shipped) == list(found), hint

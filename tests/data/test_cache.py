@@ -222,12 +222,12 @@ def test_a_forged_manifest_is_not_trusted(damage: dict[str, Any], toy: Toy, cach
 def test_a_manifest_without_its_splits_says_how_to_get_them_back(
     lists: dict[str, Any], toy: Toy, cache_home: Path
 ) -> None:
-    assert toy.open().recorded_lists("own") == {"train": ["b"], "test": ["a"]}
+    assert toy.open().lists_of_source("own") == {"train": ["b"], "test": ["a"]}
     forge(cache_home / "toy.json", splits=lists)
     with pytest.raises(DataError, match=r"toy\.json: does not have the split 'own' .*prepare it again with --force"):
-        toy.open().recorded_lists("own")
+        toy.open().lists_of_source("own")
     with cache.preparing_again():
-        assert toy.open().recorded_lists("own") == {"train": ["b"], "test": ["a"]}
+        assert toy.open().lists_of_source("own") == {"train": ["b"], "test": ["a"]}
 
 
 def test_preparing_again_needs_nothing_of_what_is_there(toy: Toy, cache_home: Path) -> None:
@@ -275,7 +275,7 @@ def test_images_that_are_left_out_are_not_counted_and_empty_classes_are_gone(
 
     prepared = toy.open(read=read)
     assert (list(prepared.class_names), prepared.class_sizes.tolist()) == (["b"], [4])
-    assert prepared.recorded_lists("own") == {"train": ["b"], "test": []}
+    assert prepared.lists_of_source("own") == {"train": ["b"], "test": []}
     assert "left out, as none of their images can be read: classes 'a'" in caplog.text
 
 

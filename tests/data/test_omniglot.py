@@ -13,7 +13,7 @@ from PIL import Image
 
 from metadropout.data import omniglot as module
 from metadropout.data.images import ImageSet, UInt8Array
-from metadropout.data.omniglot import Part, omniglot
+from metadropout.data.omniglot import PublishedArchive, omniglot
 from metadropout.errors import DataError
 
 COUNTS = {"images_background": 5, "images_evaluation": 3}
@@ -45,7 +45,7 @@ def small(data_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                         f"{name}/Alphabet{character // 2}/character{character % 2:02d}/{character:04d}_{drawer:02d}.png"
                     )
                     archive.writestr(file, drawing(10_000 * offset + 100 * character + drawer))
-        parts.append(Part(name, count, hashlib.md5(path.read_bytes()).hexdigest()))
+        parts.append(PublishedArchive(name, count, hashlib.md5(path.read_bytes()).hexdigest()))
     monkeypatch.setattr(module, "PARTS", tuple(parts))
     monkeypatch.setattr(module, "TRAIN_CHARACTERS", 6)
     monkeypatch.setattr(module, "URL", "http://127.0.0.1:9/{name}.zip")  # nothing answers there

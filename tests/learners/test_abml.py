@@ -100,7 +100,7 @@ def test_without_steps_the_loss_is_that_of_weights_drawn_from_the_prior(conv4: m
 class Regression(Perturbation):
     """Nothing but another support loss: half the sum of squares, the targets being the labels."""
 
-    def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+    def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
         return (logits[:, 0] - y).square().sum() / 2
 
 

@@ -82,8 +82,8 @@ class DrawsNumbers(NoPerturbation):
 
     random = True
 
-    def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        return f * this.numbers().random() if this.support else f
+    def after(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        return f * context.numbers().random() if context.support else f
 
     @property
     def sites(self) -> Sequence[str]:

@@ -33,7 +33,7 @@ def test_its_distance_from_the_exact_gradient_grows_with_the_step_size_and_is_no
 class Quadratic(Perturbation):
     """Nothing but another support loss: half the mean square of the logits."""
 
-    def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+    def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
         return logits.square().sum(dim=1).mean() / 2
 
 

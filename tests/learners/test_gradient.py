@@ -74,8 +74,8 @@ def test_query_pass_is_deterministic_and_support_passes_are_not(conv4: md.Conv4,
     weights = dict(learner.named_parameters())
 
     def support(seed: int) -> torch.Tensor:
-        this = Pass(dict(learner.perturbation.named_parameters()), [md.SeededNoise(seed).stream(0, 0)], support=True)
-        return learner.perturbed.run(weights, episode.support_x, this)
+        context = Pass(dict(learner.perturbation.named_parameters()), [md.SeededNoise(seed).stream(0, 0)], support=True)
+        return learner.perturbed.run(weights, episode.support_x, context)
 
     assert torch.equal(support(0), support(0))
     assert not torch.allclose(support(0), support(1))
@@ -296,7 +296,7 @@ def test_layers_and_adapted_parameters_can_be_named(episode: md.Episode) -> None
         md.MetaDropout(model, layers=["nothing"])
     with pytest.raises(ValueError, match=r"the head 'nothing' is not a module of UsersModel; it has \['stem', "):
         md.MetaDropout(model, head="nothing")
-    with pytest.raises(ValueError, match=r"'stem' is taken for the head, but 'fc' runs after it; .* head='fc'"):
+    with pytest.raises(ValueError, match=r"'stem' is assumed to be the head, but 'fc' runs after it; .* head='fc'"):
         md.MAML(model, md.MetaDropout(model, head="stem").double()).loss(episode, generator=md.SeededNoise(0))
     with pytest.raises(ValueError, match=r"\['fc.wait'\] are not parameters of UsersModel"):
         md.MAML(model, adapted=["fc.wait"])
@@ -389,8 +389,8 @@ def test_parameters_under_two_names_are_used_under_both(episode: md.Episode) -> 
 
 ODD_MODELS = {
     "tuple": (TypeError, r"Odd must return logits of shape \(n, way\), not tuple"),
-    "order": (ValueError, r"'body' is taken for the head, but 'last' runs after it; .* head='last'"),
-    "functional": (ValueError, r"'body' is taken for the head, but it does not give as many values as there are"),
+    "order": (ValueError, r"'body' is assumed to be the head, but 'last' runs after it; .* head='last'"),
+    "functional": (ValueError, r"'body' is assumed to be the head, but it does not give as many values as there are"),
     "subclass": (ValueError, r"'norm' is a NormWithReLU: what it does beyond batch normalisation"),
     "lazy": (ValueError, r"'body.weight' has no shape yet: run one batch"),
 }

@@ -153,11 +153,11 @@ def test_every_perturbation_composes_or_is_refused_with_the_reason(kind: str) ->
     with pytest.raises(ValueError, match="in one batch, which has one set of weights"):
         make(kind, perturbation="weight-gaussian")
     for name in MEANINGLESS:
-        with pytest.raises(ValueError, match=r"has no meaning with .*: it acts through the loss of inner steps"):
+        with pytest.raises(ValueError, match=r"cannot be used with .*: it acts through the loss of inner steps"):
             make(kind, perturbation=name)
     network = md.Conv4(None, image_size=16, channels=4)
     both = PERTURBATIONS["combined"](network, parts=[{"name": "metadropout"}, {"name": "mixup"}])
-    with pytest.raises(ValueError, match="Mixup has no meaning with ProtoNet"):
+    with pytest.raises(ValueError, match="Mixup cannot be used with ProtoNet"):
         md.ProtoNet(network, both)
 
 

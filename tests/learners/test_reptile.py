@@ -76,7 +76,7 @@ def test_with_sgd_the_update_is_the_sum_of_the_gradients_and_first_order_maml_is
 class Distance(Perturbation):
     """Nothing but another support loss: half the squared distance of the first logits from ones."""
 
-    def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+    def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
         return (logits[0] - 1).square().sum() / 2
 
 

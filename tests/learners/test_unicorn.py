@@ -138,8 +138,8 @@ def test_noisy_weights_are_drawn_for_each_class(episode: md.Episode) -> None:
     learner = make("unicorn", "weight-gaussian")
     weights = next(learner.inner_path(learner.initial_weights(), *episode.tensors()[:2], None, 1, True))
     theta = {name.removeprefix("network."): w for name, w in weights.items() if name.startswith("network.")}
-    this = learner.perturbed.support_pass(weights, [md.SeededNoise(0).stream(0, 0)])
-    rows = learner.perturbation.change_weights(theta, this)["head.weight"]
+    context = learner.perturbed.support_pass(weights, [md.SeededNoise(0).stream(0, 0)])
+    rows = learner.perturbation.change_weights(theta, context)["head.weight"]
     assert rows.shape[0] == 3
     assert not torch.allclose(rows[0], rows[1])
 

@@ -415,7 +415,7 @@ def test_code_that_others_may_have_put_into_the_cache_is_not_run(
     assert sorted(folder.iterdir()) == before
     if whose != "relative":
         (said,) = (record for record in caplog.records if record.levelname == "WARNING")
-        assert "each process compiles them anew" in said.message
+        assert "each process compiles them again" in said.message
         assert str(folder) in said.message
 
 

@@ -70,8 +70,8 @@ class Chosen:
 
 def logits_of(learner: GradientLearner, x: Tensor, source: Any) -> Tensor:
     """A support pass of a learner, before any adaptation."""
-    this = support_pass(learner.perturbation, [source.stream(0, 0)] if learner.perturbation.random else [])
-    return learner.perturbed.run(dict(learner.named_parameters()), x, this)
+    context = support_pass(learner.perturbation, [source.stream(0, 0)] if learner.perturbation.random else [])
+    return learner.perturbed.run(dict(learner.named_parameters()), x, context)
 
 
 # --- what all have in common -----------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_meta_gradient_with_adversarial_movements_held_constant_equals_finite_di
     episode, learner = make_episode(), md.MAML(conv4, Recorded(conv4, radius=0.05), inner_lr=0.05, steps=3)
     gradients = learner.task_gradient(episode).gradients
     assert len(moved) == 3
-    assert not torch.equal(moved[0], moved[1])  # they are moved anew before each step
+    assert not torch.equal(moved[0], moved[1])  # they are moved again before each step
     g = torch.Generator().manual_seed(0)
     parameters = dict(learner.named_parameters())
     direction = {n: torch.randn(p.shape, generator=g, dtype=torch.float64) for n, p in parameters.items()}
@@ -375,10 +375,10 @@ def sample_factor(
             parameter.zero_()
             if n.endswith("bias") or n.startswith("means"):
                 parameter.fill_(spread_bias if "spread:" in n and spread_bias is not None else bias)
-    this = support_pass(perturbation, [md.SeededNoise(11).stream(0, 0)])
+    context = support_pass(perturbation, [md.SeededNoise(11).stream(0, 0)])
     f = torch.ones(300, 2, 16, 16, dtype=torch.float64)
     h = torch.zeros(300, 1, 16, 16, dtype=torch.float64)
-    return perturbation.hidden("blocks.0.conv", h, f, this), perturbation  # type: ignore[operator]
+    return perturbation.hidden("blocks.0.conv", h, f, context), perturbation  # type: ignore[operator]
 
 
 def softplus(a: Any) -> Any:
@@ -474,11 +474,13 @@ SUPPORT_FORMS: dict[str, Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], T
 def test_support_images_get_noise_that_depends_on_them_as_the_table_says(name: str, conv4: md.Conv4) -> None:
     perturbation = make(name, conv4)
     h, f, e = torch.randn(3, 2, 4, 8, 8, dtype=torch.float64)
-    this = support_pass(perturbation, [md.RecordedNoise([e], per_pass=1).stream(0, 0)] if perturbation.random else [])
-    got = perturbation.after("blocks.1.conv", h, f, this)
+    context = support_pass(
+        perturbation, [md.RecordedNoise([e], per_pass=1).stream(0, 0)] if perturbation.random else []
+    )
+    got = perturbation.after("blocks.1.conv", h, f, context)
     if name == "information-dropout":
         assert got is f
-        got = perturbation.after("blocks.1.relu", f, f, this)
+        got = perturbation.after("blocks.1.relu", f, f, context)
     torch.testing.assert_close(got, SUPPORT_FORMS[name](dict(perturbation.named_parameters()), h, f, e))
 
 
@@ -509,8 +511,8 @@ def test_heads_get_the_noise_that_the_table_says(conv4: md.Conv4) -> None:
     }
     for name, sigma in expected.items():
         perturbation = make(name, conv4)
-        this = support_pass(perturbation, [md.RecordedNoise([e], per_pass=1).stream(0, 0)])
-        got = perturbation.after("head", h, logits, this)
+        context = support_pass(perturbation, [md.RecordedNoise([e], per_pass=1).stream(0, 0)])
+        got = perturbation.after("head", h, logits, context)
         torch.testing.assert_close(got, logits + sigma(dict(perturbation.named_parameters())) * e, msg=name)
 
 
@@ -538,15 +540,15 @@ def test_mixup_mixes_images_and_labels_alike_at_one_random_layer(gamma: float, c
     counts: dict[str, int] = {}
     ratios = []
     for seed in range(400):
-        this = support_pass(mixup, [md.SeededNoise(seed).stream(0, 0)])
-        outputs = {name: mixup.before(name, h, this) for name in mixup.input_sites}
-        layer, ratio, partner = this.notes["layer"], this.notes["ratio"], this.notes["partner"]
+        context = support_pass(mixup, [md.SeededNoise(seed).stream(0, 0)])
+        outputs = {name: mixup.before(name, h, context) for name in mixup.input_sites}
+        layer, ratio, partner = context.notes["layer"], context.notes["ratio"], context.notes["partner"]
         counts[layer] = counts.get(layer, 0) + 1
         ratios.append(ratio)
         torch.testing.assert_close(outputs[layer], ratio * h + (1 - ratio) * h[partner])
         assert all(torch.equal(o, h) for name, o in outputs.items() if name != layer)
         labels = ratio * F.one_hot(y, 3).double() + (1 - ratio) * F.one_hot(y[partner], 3).double()
-        torch.testing.assert_close(mixup.label_loss(logits, y, this), F.cross_entropy(logits, labels))
+        torch.testing.assert_close(mixup.label_loss(logits, y, context), F.cross_entropy(logits, labels))
     assert stats.chisquare([counts[name] for name in mixup.input_sites]).pvalue > 1e-4
     assert stats.kstest(ratios, stats.beta(gamma, gamma).cdf).pvalue > 1e-4
 
@@ -554,30 +556,30 @@ def test_mixup_mixes_images_and_labels_alike_at_one_random_layer(gamma: float, c
 def test_vib_penalty_is_the_kl_divergence_to_a_standard_normal(conv4: md.Conv4) -> None:
     vib = make("vib", conv4, kl_weight=0.01)
     h, h2 = torch.rand(3, 1, 16, 16, dtype=torch.float64), torch.rand(3, 4, 8, 8, dtype=torch.float64)
-    this = support_pass(vib, [md.SeededNoise(0).stream(0, 0)])
+    context = support_pass(vib, [md.SeededNoise(0).stream(0, 0)])
     expected = 0.0
     for name, layer_input in (("blocks.0.conv", h), ("blocks.1.conv", h2)):
         f = conv4.get_submodule(name)(layer_input)
-        vib.after(name, layer_input, f, this)
+        vib.after(name, layer_input, f, context)
         sigma = F.softplus(vib.generators[module_key(name)](layer_input) - 5)
         kl = distributions.kl_divergence(distributions.Normal(f, sigma), distributions.Normal(0.0, 1.0))
         expected += kl.sum(dim=1).mean().item()  # summed over channels, averaged over images and positions
-    assert vib.penalty(this).item() == pytest.approx(0.01 * expected, rel=1e-10)
+    assert vib.penalty(context).item() == pytest.approx(0.01 * expected, rel=1e-10)
 
 
 def test_information_dropout_penalises_weak_noise_on_active_units_after_the_relu(conv4: md.Conv4) -> None:
     perturbation = make("information-dropout", conv4, kl_weight=0.01)
     h = torch.rand(3, 1, 16, 16, dtype=torch.float64)
-    this = support_pass(perturbation, [md.SeededNoise(0).stream(0, 0)])
+    context = support_pass(perturbation, [md.SeededNoise(0).stream(0, 0)])
     f = conv4.blocks[0].conv(h)
-    assert perturbation.after("blocks.0.conv", h, f, this) is f
+    assert perturbation.after("blocks.0.conv", h, f, context) is f
     activated = torch.relu(f)
-    out = perturbation.after("blocks.0.relu", f, activated, this)
+    out = perturbation.after("blocks.0.relu", f, activated, context)
     assert not torch.allclose(out, activated)
     assert torch.equal(out == 0, activated == 0)
     spread = 0.001 + 0.7 * torch.sigmoid(perturbation.generators["blocks/0/conv"](h))
     expected = (-spread.log() * (activated > 0)).sum(dim=1).mean().item()
-    assert perturbation.penalty(this).item() == pytest.approx(0.01 * expected, rel=1e-10)
+    assert perturbation.penalty(context).item() == pytest.approx(0.01 * expected, rel=1e-10)
 
 
 def test_information_dropout_penalises_by_the_kl_divergence_to_a_log_uniform_prior_up_to_a_constant() -> None:
@@ -588,11 +590,11 @@ def test_information_dropout_penalises_by_the_kl_divergence_to_a_log_uniform_pri
         with torch.no_grad():
             for n, parameter in perturbation.named_parameters():
                 parameter.fill_(bias if n.endswith("bias") else 0.0)
-        this = support_pass(perturbation, [md.SeededNoise(0).stream(0, 0)])
+        context = support_pass(perturbation, [md.SeededNoise(0).stream(0, 0)])
         h, f = torch.rand(3, 1, 4, 4, dtype=torch.float64), torch.ones(3, 2, 4, 4, dtype=torch.float64)
-        perturbation.after("0", h, f, this)
-        perturbation.after("1", f, f, this)
-        penalties.append(perturbation.penalty(this).item())
+        perturbation.after("0", h, f, context)
+        perturbation.after("1", f, f, context)
+        penalties.append(perturbation.penalty(context).item())
         spread = torch.tensor(0.001 + 0.7 / (1 + math.exp(-bias)), dtype=torch.float64)
         # To a log-uniform prior, the divergence of log-normal noise of median one is minus its entropy, and a constant.
         entropies.append(2 * distributions.LogNormal(0.0, spread).entropy().item())  # of two channels
@@ -703,12 +705,12 @@ def test_a_linear_layers_channels_are_its_features_also_on_tokens() -> None:
     torch.testing.assert_close(factor, F.softplus(independent.means["mix"]).expand(3, 16, 16))
     network.mix = nn.Linear(16, 5).double()  # now features and tokens differ in number
     vib = make("vib", network, kl_weight=1.0)
-    this = support_pass(vib, [md.SeededNoise(0).stream(0, 0)])
+    context = support_pass(vib, [md.SeededNoise(0).stream(0, 0)])
     out = network.mix(f)
-    vib.after("mix", f, out, this)
+    vib.after("mix", f, out, context)
     normal = distributions.Normal(out, F.softplus(vib.generators["mix"](f) - 5))
     kl = distributions.kl_divergence(normal, distributions.Normal(0.0, 1.0))
-    assert vib.penalty(this).item() == pytest.approx(kl.sum(dim=-1).mean().item(), rel=1e-10)
+    assert vib.penalty(context).item() == pytest.approx(kl.sum(dim=-1).mean().item(), rel=1e-10)
 
 
 def test_a_layer_whose_weight_is_computed_from_others_can_have_no_twin() -> None:
@@ -791,8 +793,8 @@ def test_noise_on_a_convolutions_logits_has_one_sigma_for_all_classes() -> None:
     noise = make("metadropout", network)
     h, e = torch.rand(5, 4, 1, 1, dtype=torch.float64), torch.randn(5, 3, 1, 1, dtype=torch.float64)
     logits = network[5](h)
-    this = support_pass(noise, [md.RecordedNoise([e], per_pass=1).stream(0, 0)])
-    sigma = (noise.after("5", h, logits, this) - logits) / e
+    context = support_pass(noise, [md.RecordedNoise([e], per_pass=1).stream(0, 0)])
+    sigma = (noise.after("5", h, logits, context) - logits) / e
     weight, bias = noise.generators["5"].weight, noise.generators["5"].bias
     torch.testing.assert_close(sigma, F.softplus(F.conv2d(h, weight, bias)).expand(5, 3, 1, 1))
 
@@ -810,7 +812,9 @@ def test_for_another_number_of_classes_a_convolutions_rows_change_and_an_unknown
 def test_a_hidden_layer_is_not_taken_for_the_head_in_silence() -> None:
     network = with_head(nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), CosineHead(8, 3))
     episode, noise = make_episode(), md.SeededNoise(0)
-    with pytest.raises(ValueError, match=r"'6' is taken for the head, but it does not give as many values as there"):
+    with pytest.raises(
+        ValueError, match=r"'6' is assumed to be the head, but it does not give as many values as there"
+    ):
         md.MAML(network, make("deterministic", network)).loss(episode, generator=noise)
     for options in ({"head": "8"}, {"layers": ["0", "2", "6"]}):
         perturbation = make("deterministic", network, **options)
@@ -832,7 +836,7 @@ class FunctionalHead(nn.Module):
 def test_a_head_has_to_run_as_a_module_where_its_logits_get_noise() -> None:
     network, episode, noise = FunctionalHead().double(), make_episode(), md.SeededNoise(0)
     for options in ({}, {"head": "last"}, {"layers": ["features"]}):
-        with pytest.raises(ValueError, match=r"'last' is taken for the head, but it did not run as a module"):
+        with pytest.raises(ValueError, match=r"'last' is assumed to be the head, but it did not run as a module"):
             md.MAML(network, make("metadropout", network, **options)).loss(episode, generator=noise)
     for options in ({"head": "last"}, {"layers": ["features"]}):
         perturbation = make("metadropout", network, head_noise=False, **options)
@@ -887,7 +891,7 @@ def test_combining_two_of_a_kind_is_refused_with_the_reason(conv4: md.Conv4) -> 
 
         changes = "weights"
 
-        def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+        def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
             return logits.sum()
 
     def combine(*parts: Any) -> None:
@@ -926,7 +930,7 @@ def test_a_combination_checks_networks_as_its_parts_do() -> None:
         parts = [make(part, network, **options), make("mixup", network, **options)]
         return md.MAML(network, PERTURBATIONS["combined"](network, parts=parts)).loss(episode, generator=noise)
 
-    with pytest.raises(ValueError, match="'features' is taken for the head, but 'logits' runs after it"):
+    with pytest.raises(ValueError, match="'features' is assumed to be the head, but 'logits' runs after it"):
         loss("metadropout")
     assert loss("metadropout", head="logits").isfinite()
     assert loss("information-dropout", head="logits").isfinite()  # that one of the ReLUs does not run is no harm
@@ -938,13 +942,13 @@ def test_mistakes_in_a_perturbation_of_ones_own_are_told_as_what_they_are(conv4:
 
         sites = ("head",)
 
-        def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-            return f + this.normal(f)
+        def after(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+            return f + context.normal(f)
 
     class Broken(Perturbation):
         """Looks for what is not there."""
 
-        def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+        def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
             return logits[99].sum()
 
     with pytest.raises(ValueError, match="set the perturbation's class attribute random = True"):
@@ -967,8 +971,8 @@ def test_a_new_perturbation_is_one_class(conv4: md.Conv4) -> None:
             super().__init__(network)
             self.size = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
 
-        def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-            return f + this.weights["size"] * this.normal(f) if this.support else f
+        def after(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+            return f + context.weights["size"] * context.normal(f) if context.support else f
 
     episode, noise = make_episode(), md.SeededNoise(0)
     learner = md.MAML(conv4, Shaken(conv4), steps=1)

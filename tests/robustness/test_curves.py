@@ -23,7 +23,7 @@ from metadropout.evaluation import Evaluation
 from metadropout.learners import Classifier
 from metadropout.noise import SeededNoise
 from metadropout.robustness.attacks import NORMS, Norm
-from metadropout.robustness.curves import GREY_RADII, Asked, Attack, AttackResults, EpisodeResult, Target
+from metadropout.robustness.curves import GREY_RADII, Attack, AttackRequest, AttackResults, EpisodeResult, Target
 from metadropout.runs.folder import open_run
 from metadropout.training.checkpoints import latest_checkpoint
 from metadropout.training.loop import TESTING, episode_sampler, open_splits
@@ -128,7 +128,7 @@ def test_a_second_call_skips_what_is_done_and_adds_episodes_and_radii(run: Path,
         assert attack([run], out, "--norm", "l2", "--epsilon", "2", "--episodes", "1") == 0
         assert attacked == [(0, "l2", [0.5, 1.0, 2.0])]
         attacked.clear()
-        # Results have one ladder of radii: episodes that come to it, or were left behind, are attacked with all of it.
+        # All episodes have the same radii: those that are added, or were left behind, are attacked with all of them.
         assert attack([run], out, "--norm", "l2", "--epsilon", "1", "--episodes", "2") == 0
         assert attacked == [(1, "l2", [0.5, 1.0, 2.0])]
     now = episodes_of(out, "run")
@@ -139,7 +139,7 @@ def test_a_second_call_skips_what_is_done_and_adds_episodes_and_radii(run: Path,
     assert episodes_of(whole, "run") == now[:2]
 
 
-def test_runs_of_one_call_are_attacked_with_the_same_ladder_of_radii(trained: Path, tmp_path: Path) -> None:
+def test_runs_of_one_call_are_attacked_with_the_same_radii(trained: Path, tmp_path: Path) -> None:
     runs = [trained / "maml", trained / "metadropout"]
     assert attack(runs[:1], tmp_path, "--norm", "linf", "--epsilon", "0.02", "--epsilon", "0.1", "--episodes", "1") == 0
     assert attack(runs, tmp_path, "--norm", "linf", "--epsilon", "0.1", "--episodes", "2") == 0
@@ -182,7 +182,7 @@ def test_a_stop_keeps_what_was_measured(run: Path, tmp_path: Path, capsys: pytes
 
 
 def test_what_is_asked_for_is_known_by_norm_and_before_the_first_attack() -> None:
-    results = AttackResults("run", {}, asked={"l1": Asked(2, (1.0,)), "l2": Asked(1, (0.5, 1.0))})
+    results = AttackResults("run", {}, asked={"l1": AttackRequest(2, (1.0,)), "l2": AttackRequest(1, (0.5, 1.0))})
     assert results.unfinished() == results.asked
     results.episodes = [EpisodeResult(1.0, {"l1": {1.0: 0.5}, "l2": {0.5: 0.5}})]
     assert (results.done("l1"), results.done("l2")) == (1, 0)  # one of two episodes; not all radii

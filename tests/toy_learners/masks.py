@@ -5,7 +5,7 @@ import metadropout as md
 
 @md.register("learner", "toy-masks")
 class MaskedMAML(md.MAML):
-    """MAML that changes half of the weights, drawn anew for every task and kept through all its steps."""
+    """MAML that changes half of the weights, drawn afresh for every task and kept through all its steps."""
 
     is_random = True
 

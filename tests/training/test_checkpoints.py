@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, and never trusted when damaged or foreign."""
+"""Checkpoints: written atomically, and never trusted when damaged or foreign."""
 
 from __future__ import annotations
 

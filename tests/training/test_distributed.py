@@ -145,7 +145,7 @@ def test_each_process_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for device in ("auto", "cuda"):
         assert [resolve_device(MachineOptions(device=device), rank).index for rank in (0, 1)] == [0, 1]
-        with pytest.raises(ConfigError, match="PyTorch finds 2 GPUs here; start so many processes at most"):
+        with pytest.raises(ConfigError, match="PyTorch finds 2 GPUs here; start at most that many processes"):
             resolve_device(MachineOptions(device=device), 2)
     assert resolve_device(MachineOptions(device="cuda:1")).index == 1
     with pytest.raises(ConfigError, match="each process needs a GPU of its own"):

@@ -35,7 +35,7 @@ from metadropout.training.loop import (
 )
 from metadropout.training.metrics import read_metrics
 from metadropout.training.outer import OuterOptimizer
-from metadropout.training.recording import Records
+from metadropout.training.recording import Recorder
 from metadropout.training.workers import Workers
 
 
@@ -158,7 +158,7 @@ def test_the_clip_applies_to_the_mean_over_tasks(recipe: Path, tmp_path: Path) -
     outer = OuterOptimizer(learner.named_parameters(), TrainingOptions(optimizer="sgd", meta_lr=1.0))
     episodes = (sampler(0, task) for task in range(2))
     with Workers(learner, 2) as workers:
-        _Loop(run, learner, outer, episodes, None, workers, Records(), threads=1, world=ALONE).outer_step(0)
+        _Loop(run, learner, outer, episodes, None, workers, Recorder(), threads=1, world=ALONE).outer_step(0)
     assert learner.p.tolist() == [-2.0, -3.0, 1.0]
 
 
@@ -187,7 +187,7 @@ def test_a_diverging_run_stops_with_the_cause_and_keeps_the_last_good_state(
 BAD_CALLS = {
     "no channels": (["--network.channels", "0"], "network.channels is 0; it must be from 1 to 4096"),
     "an odd device": (["--machine.device", "meta"], "machine.device is 'meta'; use auto, cpu, cuda"),
-    "an option of no section": (["--description.x", "3"], "--description.x has no meaning"),
+    "an option of no section": (["--description.x", "3"], "--description.x cannot be set"),
     "a rate that is no number": (["--learner.inner_lr", "nan"], "learner.inner_lr is nan; it must be from 0 to 1000"),
     "way larger than the classes": (["--episode.way", "7"], r"validation classes.* 7-way .*6.*episode.way"),
     "shot + query larger than a class": (["--episode.query", "20"], r"glyphs.*20.*episode"),

@@ -95,7 +95,7 @@ class Probe:
         """
         perturbation = self.learner.perturbation
         deterministic = self._perturbed.query_pass(weights)
-        this = deterministic if stream is None else self._perturbed.support_pass(weights, (stream,))
+        context = deterministic if stream is None else self._perturbed.support_pass(weights, (stream,))
         listed = {*self.found.hidden, self.found.head}
         layers: dict[str, LayerTrace] = {}
         newest: list[str] = []  # the layer whose ReLU has not run yet
@@ -107,7 +107,7 @@ class Probe:
                 if acts and perturbation.multiplicative and name != self.found.head:
                     factor = perturbation.after(name, h, torch.ones_like(f), deterministic)
                     undisturbed = f * factor
-                elif acts and this.support:
+                elif acts and context.support:
                     undisturbed = perturbation.after(name, h, f, deterministic)
                 layers[name] = LayerTrace(h, f, result, undisturbed, factor, activation=result)
                 newest[:] = [name]
@@ -118,7 +118,7 @@ class Probe:
                     layer = replace(layer, perturbed=result, undisturbed=undisturbed)
                 layers[newest.pop()] = layer
 
-        self._perturbed.run(weights, x, this, normalisation, watch)
+        self._perturbed.run(weights, x, context, normalisation, watch)
         if self.found.head not in layers:
             raise ValueError(f"'{self.found.head}' did not run as a module, so the last features cannot be seen")
         head = layers.pop(self.found.head)

@@ -9,7 +9,7 @@ import torch
 
 from metadropout.bench import plain_adaptation
 from metadropout.bench.child import Program
-from metadropout.bench.measuring import Check, Measured, OnStep, Ratio, check_agreement, measure, ratio
+from metadropout.bench.measuring import Check, OnStep, Ratio, Timing, check_agreement, measure, ratio
 from metadropout.bench.problem import Problem, Setting, Work
 
 SHOTS = (1, 5)
@@ -25,13 +25,13 @@ class AdaptationCost:
     samples: int
     float64_difference: float
     """Relative difference of the logits."""
-    batch: Measured
-    loop: Measured
+    batch: Timing
+    loop: Timing
     """One sample after the other with the same kernels."""
-    plain: Measured
+    plain: Timing
     """One sample after the other in plain PyTorch."""
 
-    def speedup(self, loop: Measured) -> Ratio:
+    def speedup(self, loop: Timing) -> Ratio:
         """Return how many times as long a loop takes."""
         return ratio(loop.seconds, self.batch.seconds)
 

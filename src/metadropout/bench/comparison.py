@@ -10,7 +10,7 @@ import torch
 
 from metadropout.bench.convolutions import flops_of_iteration
 from metadropout.bench.implementations import CONVOLUTIONS, Implementation
-from metadropout.bench.measuring import Check, Measured, OnStep, Ratio, check_agreement, measure, ratio
+from metadropout.bench.measuring import Check, OnStep, Ratio, Timing, check_agreement, measure, ratio
 from metadropout.bench.problem import Method, Problem, Setting
 
 # In float32 some ReLU or maximum always flips between two programs that add up in another order. Five inner steps can
@@ -31,16 +31,16 @@ class Comparison:
     """Largest relative difference between the meta-gradients of two implementations."""
     float32_difference: float
     """The same in float32 after one inner step."""
-    convolutions: Measured
+    convolutions: Timing
     """The convolutions alone: the limit."""
-    results: list[Measured]
+    results: list[Timing]
     """This project first."""
 
-    def slowdown(self, result: Measured) -> Ratio:
+    def slowdown(self, result: Timing) -> Ratio:
         """Return how many times as long as this project another takes."""
         return ratio(result.seconds, self.results[0].seconds)
 
-    def fraction_of_limit(self, result: Measured) -> float:
+    def fraction_of_limit(self, result: Timing) -> float:
         """Return how fast it is beside its bare convolutions; above 1 with a faster way to compute them."""
         return ratio(self.convolutions.seconds, result.seconds).median
 

@@ -13,15 +13,15 @@ from torch import Tensor
 from metadropout.bench.problem import Method, Problem, Setting, Work
 from metadropout.ops.memory_format import channels_last
 
-Kind = Literal["forward", "input gradient", "weight gradient"]
-KINDS: tuple[Kind, ...] = ("forward", "input gradient", "weight gradient")
+Operation = Literal["forward", "input gradient", "weight gradient"]
+OPERATIONS: tuple[Operation, ...] = ("forward", "input gradient", "weight gradient")
 
 
 @dataclass(frozen=True)
 class Convolution:
     """One 3x3 convolution with padding 1, or one of its gradients; all three take the same operations."""
 
-    kind: Kind
+    kind: Operation
     images: int
     size: int
     """Height and width of the images."""
@@ -60,7 +60,7 @@ def convolutions_of_task(setting: Setting, method: Method) -> Counter[Convolutio
                 (setting.shot, SUPPORT[weights, place], setting.steps),
                 (setting.query, QUERY[place], 1),
             ):
-                for kind, count in zip(KINDS, times, strict=True):
+                for kind, count in zip(OPERATIONS, times, strict=True):
                     convolution = Convolution(kind, setting.way * per_class, size, inputs, setting.channels)
                     counts[convolution] += count * repeat
             size //= 2

@@ -18,7 +18,7 @@ OnStep = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Timing:
     """What one program took."""
 
     name: str
@@ -47,7 +47,7 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
-def measure(programs: Sequence[Program], problem: object, rounds: int, on_step: OnStep) -> list[Measured]:
+def measure(programs: Sequence[Program], problem: object, rounds: int, on_step: OnStep) -> list[Timing]:
     """Time each program once in every round, after one time that does not count.
 
     Steps of progress: len(programs) * (rounds + 1).
@@ -62,7 +62,7 @@ def measure(programs: Sequence[Program], problem: object, rounds: int, on_step: 
                 on_step(f"{child.program.name}, " + (f"round {number} of {rounds}" if number else "warming up"))
                 times.append(child.seconds())
         return [
-            Measured(child.program.name, times[1:], child.peak_memory())
+            Timing(child.program.name, times[1:], child.peak_memory())
             for child, times in zip(children, seconds, strict=True)
         ]
 

@@ -108,7 +108,7 @@ def growth_report(measured: Sequence[tuple[str, int, Comparison]]) -> Report:
 
 
 def describe_machine(threads: int) -> dict[str, Any]:
-    """Describe the machine and the versions, for the record."""
+    """Describe the machine and the versions."""
     return {
         **environment(),
         "cpu": _cpu(),

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read a command; its `run` does it, and its `overrides` are the recipe's options that are given anew.
+    """Read a command; its `run` does it, and its `overrides` are the recipe's options that the command line changes.
 
     Raises:
         ConfigError: if an argument is wrong.
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     # Options of the command line itself, such as --help, come first and need no command.
     namespace = build_parser(next((text for text in plain if not text.startswith("-")), "")).parse_args(plain)
     if overrides and not getattr(namespace, "takes_overrides", False):
-        raise ConfigError(f"--{next(iter(overrides))} has no meaning for this command")
+        raise ConfigError(f"--{next(iter(overrides))} is not an option of this command")
     namespace.overrides = overrides
     return namespace
 

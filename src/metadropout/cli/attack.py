@@ -24,7 +24,7 @@ from metadropout.files import write_atomically
 from metadropout.learners.base import TEST_SAMPLES
 from metadropout.options import Episodes, Limits, Samples, Seed
 from metadropout.robustness.attacks import NORMS, Norm
-from metadropout.robustness.curves import COLOUR_RADII, GREY_RADII, Attack, Curves, Target, common_ladders
+from metadropout.robustness.curves import COLOUR_RADII, GREY_RADII, Attack, Curves, Target, common_radii
 from metadropout.runs.folder import Run
 from metadropout.training.allocator import keep_freed_memory
 from metadropout.training.loop import TESTING, episode_sampler, open_splits
@@ -162,8 +162,8 @@ def open_runs(folders: Sequence[Path], overrides: Mapping[str, Any], *, inductiv
 
 def measure(targets: Sequence[Target], episodes: int) -> None:
     """Attack all runs, episode by episode, so that after a stop all have got equally far."""
-    ladders = common_ladders(targets)
-    radii = sum(len(radii) for t in targets for e in range(episodes) for radii in t.missing(e, ladders).values())
+    radii_by_norm = common_radii(targets)
+    radii = sum(len(radii) for t in targets for e in range(episodes) for radii in t.missing(e, radii_by_norm).values())
     with ExitStack() as stack:
         for target in targets:
             try:
@@ -171,11 +171,11 @@ def measure(targets: Sequence[Target], episodes: int) -> None:
             except BlockingIOError:
                 raise MetadropoutError(f"{target.path}: another process is attacking this run; stop it first") from None
         for target in targets:
-            target.ask(ladders, episodes)
+            target.ask(radii_by_norm, episodes)
         display = stack.enter_context(CountDisplay("radii attacked", radii))
         for episode in range(episodes):
             for target in targets:
-                target.measure(episode, ladders, on_radius=display.advance)
+                target.measure(episode, radii_by_norm, on_radius=display.advance)
 
 
 def report(targets: Sequence[Target], attack: Attack, episodes: int, out: Path) -> None:

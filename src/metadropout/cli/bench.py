@@ -171,7 +171,7 @@ ACTIONS = {
 
 
 def _setting(namespace: argparse.Namespace) -> Setting:
-    """Return the setting asked for, with the sizes that are given anew."""
+    """Return the setting asked for, with the sizes that the command line changes."""
     name = namespace.setting or ("omniglot-20way" if namespace.what == "training" else "omniglot-5way")
     given = {size: getattr(namespace, size) for size in SIZES if getattr(namespace, size) is not None}
     return replace(SETTINGS[name], **given)
@@ -213,5 +213,5 @@ def _print(namespace: argparse.Namespace, report: Report) -> None:
 def _write(namespace: argparse.Namespace, results: dict[str, Any]) -> None:
     """Write what has been measured so far."""
     if namespace.out is not None:
-        record = {"environment": describe_machine(namespace.threads), **results}
-        write_atomically(namespace.out / f"{namespace.what}.json", json.dumps(record, indent=1) + "\n")
+        measured = {"environment": describe_machine(namespace.threads), **results}
+        write_atomically(namespace.out / f"{namespace.what}.json", json.dumps(measured, indent=1) + "\n")

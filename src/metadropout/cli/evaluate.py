@@ -69,7 +69,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--episode-list",
         type=Path,
         metavar="FILE",
-        help="use the episodes of this file; if it is not there, write the drawn ones to it for others to use",
+        help="use the episodes of this file; if it does not exist, write the drawn ones to it for others to use",
     )
     parser.set_defaults(run=run_command, takes_overrides=True)
 
@@ -229,7 +229,7 @@ def _times(advance: Callable[[], None], count: int) -> Callable[[], None]:
 
 
 def _listed(path: Path, sampler: EpisodeSampler, episodes: int, world: World) -> SavedEpisodes:
-    """Open a list of episodes, after writing the drawn ones to it if it is not there."""
+    """Open a list of episodes, after writing the drawn ones to it if it does not exist."""
     if world.is_first and not path.exists():
         save_episodes(path, sampler, episodes)
     world.wait()

@@ -87,12 +87,12 @@ def run_command(namespace: argparse.Namespace) -> int:
 def draw_figures(
     runs: Sequence[Run], options: FigureOptions, *, only: Sequence[str] | None = None, state: str = "last"
 ) -> None:
-    """Draw figures of runs and say where they are; those that have no meaning for the runs are named with the reason.
+    """Draw figures of runs and say where they are; those that do not apply are named with the reason.
 
     Args:
         runs: one, or two to compare.
         options: what can be chosen.
-        only: names of the figures; all by default. One that is named here and has no meaning is an error.
+        only: names of the figures; all by default. One that is named here and does not apply is an error.
         state: "last" or "best".
     """
     if unknown := [name for name in only or () if name not in FIGURES]:

@@ -1,7 +1,7 @@
 """`metadropout options`: everything that a recipe or the command line can set.
 
 The options come from the parts' signatures and docstrings. As reading those means loading PyTorch, what is shipped is
-kept beside this file, as text, and a test compares the two; `python -m metadropout.cli.options` writes it anew.
+kept beside this file, as text, and a test compares the two; `python -m metadropout.cli.options` rewrites it.
 """
 
 from __future__ import annotations

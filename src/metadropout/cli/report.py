@@ -15,7 +15,7 @@ from metadropout.files import open_regular, write_atomically
 
 EPILOG = """\
   metadropout report runs/maml runs/metadropout --attacks runs/attacks --out report.html
-shows what is in the runs' folders; nothing is computed anew. What is missing is named,
+shows what is in the runs' folders; nothing is recomputed. What is missing is named,
 with the command that makes it if there is one.
 """
 

@@ -89,7 +89,7 @@ def _asked_for(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_options(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """Return a run's configuration with options given anew, of those that may change when it goes on."""
+    """Return a run's configuration with changed options, of those that may change when it goes on."""
     for name in overrides:
         if not name.startswith(MAY_CHANGE):
             raise ConfigError(f"{name} cannot change on resuming: it would be another run; start one with --out")

@@ -177,7 +177,7 @@ def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 class _Portions(io.RawIOBase):
-    """A file that gives no more than so many bytes at a time, whatever is asked of it."""
+    """A file that gives no more than that many bytes at a time, whatever is asked of it."""
 
     def __init__(self, file: io.BufferedReader | gzip.GzipFile, most: int) -> None:
         super().__init__()

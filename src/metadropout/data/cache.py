@@ -59,7 +59,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Preparation:
-    """How one prepared set comes about."""
+    """How one prepared set is made."""
 
     stem: str
     """The name of its files."""
@@ -75,12 +75,12 @@ class Preparation:
     """Called if there is neither a source nor a prepared set: fetches the source, or raises what tells how to."""
 
 
-class _SourceRecord(TypedDict):
+class _SourceEntry(TypedDict):
     directory: str
     inputs: list[dict[str, str | None]]
 
 
-class _PixelRecord(TypedDict):
+class _PixelsEntry(TypedDict):
     file: Annotated[str, Field(pattern=r"^[^/\\]+\.u8$")]
     bytes: int
     sha256: str
@@ -94,10 +94,10 @@ class Manifest(TypedDict):
 
     version: int
     name: str
-    source: _SourceRecord
+    source: _SourceEntry
     settings: dict[str, Any]
     image_shape: tuple[_Positive, _Positive, _Positive]
-    pixels: _PixelRecord
+    pixels: _PixelsEntry
     splits: dict[str, dict[str, list[str]]]
     notes: dict[str, Any]
     classes: dict[str, _Positive]
@@ -148,7 +148,7 @@ class PreparedSet(ImageSet):
             test=self.subset(lists["test"]),
         )
 
-    def recorded_lists(self, name: str) -> SplitLists:
+    def lists_of_source(self, name: str) -> SplitLists:
         """Return one of the splits that belong to the data."""
         lists = self.manifest["splits"].get(name, {})
         listed_classes = {c for part in lists.values() for c in part}

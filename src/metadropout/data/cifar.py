@@ -72,7 +72,7 @@ def _open(benchmark: str, image_size: int, directory: str | None) -> Splits:
             obtain=partial(_obtain, directory),
         )
     )
-    return prepared.split(prepared.recorded_lists(benchmark))
+    return prepared.split(prepared.lists_of_source(benchmark))
 
 
 def find_in(directory: Path) -> Source | None:

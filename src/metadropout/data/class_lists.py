@@ -55,7 +55,7 @@ def by_share(classes: Sequence[str], validation: float, test: float, seed: int) 
 
 
 def check_lists(lists: SplitLists, known: Sequence[str], where: str) -> None:
-    """Refuse lists that name a class twice, or one that is not there.
+    """Refuse lists that name a class twice, or one that does not exist.
 
     Raises:
         DataError: naming the classes.

@@ -25,7 +25,7 @@ def download(url: str, path: Path, md5: str) -> None:
     """Fetch a file unless it is there already.
 
     What has arrived is kept in `path.part` until all of it has. A later call goes on from there, if the server lets
-    it, and otherwise starts anew.
+    it, and otherwise starts over.
 
     Args:
         url: where from, http or https.
@@ -36,7 +36,7 @@ def download(url: str, path: Path, md5: str) -> None:
         DataError: if it cannot be fetched or has other contents; `path` does not exist then.
     """
     part = path.with_name(f"{path.name}.part")
-    by_hand = f"or download {url} by other means and put it at {path}"
+    by_hand = f"or download {url} in another way and put it at {path}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(path.with_name(f"{path.name}.lock")):

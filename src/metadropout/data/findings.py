@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at, and what came of it."""
+    """One thing that was looked at, and what was found."""
 
     in_order: bool
     """False for something that the user should know, though the data can be used."""

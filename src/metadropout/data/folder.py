@@ -50,7 +50,7 @@ def folder(
 
     PNG, JPEG, BMP, GIF, WebP, TIFF and PPM of any size, grey or colour, turned upright by their EXIF data. Classes may
     have different numbers of images. The splits are those of the lists of classes; without lists, the folders
-    `train`, `val` and `test`, as far as they are there; without those, shares of the classes. A folder with test
+    `train`, `val` and `test`, those of them that exist; without those, shares of the classes. A folder with test
     classes only, to evaluate on, has only the folder `test`, or only `test_classes`, or a `test_share` of 1.
 
     Args:
@@ -97,7 +97,7 @@ def folder(
             raise DataError("lists of classes need test_classes (and train_classes, unless it is for testing only)")
         check_lists(lists, prepared.class_names, str(root))
     elif "folders" in prepared.manifest["splits"]:
-        lists = prepared.recorded_lists("folders")
+        lists = prepared.lists_of_source("folders")
     else:
         lists = by_share(
             [name for name in prepared.class_names if name in large], validation_share, test_share, split_seed

@@ -28,31 +28,31 @@ _FILE_BASED: dict[str, tuple[str, Callable[[Path], Source | None]]] = {
 }
 
 
-class State(NamedTuple):
+class DatasetState(NamedTuple):
     """Where a data set stands, in words."""
 
     summary: str
     detail: str
 
 
-def state_of(name: str) -> State:
+def state_of(name: str) -> DatasetState:
     """Say whether a data set is prepared, waiting in the data directory, or missing."""
     if name not in _FILE_BASED:
-        return State("built in", "needs no files")
+        return DatasetState("built in", "needs no files")
     prefix, find_in = _FILE_BASED[name]
     manifests = [read_manifest(path) for path in sorted(cache_directory().glob(f"{prefix}*.json"))]
     prepared = [manifest for manifest in manifests if manifest is not None]
     if prepared:
-        return State("prepared", ", ".join(_describe(manifest) for manifest in prepared))
+        return DatasetState("prepared", ", ".join(_describe(manifest) for manifest in prepared))
     if name == "folder":
-        return State("yours", "any folder of images, with --from")
+        return DatasetState("yours", "any folder of images, with --from")
     try:
         source = find_in(data_directory())
     except DataError as error:
-        return State("incomplete", str(error))
+        return DatasetState("incomplete", str(error))
     if source is not None:
-        return State("found", str(source.inputs[0]))
-    return State("downloaded when needed" if name == "omniglot" else "not here", f"looked in {data_directory()}")
+        return DatasetState("found", str(source.inputs[0]))
+    return DatasetState("downloaded when needed" if name == "omniglot" else "not here", f"looked in {data_directory()}")
 
 
 def prepared_of(images: ImageSet) -> PreparedSet | None:

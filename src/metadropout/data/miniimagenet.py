@@ -72,7 +72,7 @@ def miniimagenet(*, image_size: ImageSize = 84, directory: str | None = None) ->
             obtain=partial(_obtain, directory),
         )
     )
-    return prepared.split(prepared.recorded_lists("published"))
+    return prepared.split(prepared.lists_of_source("published"))
 
 
 def find_in(directory: Path) -> Source | None:

@@ -33,7 +33,7 @@ SPLIT_SEED = 0
 _log = logging.getLogger(__name__)
 
 
-class Part(NamedTuple):
+class PublishedArchive(NamedTuple):
     """One of the two published archives."""
 
     name: str
@@ -43,8 +43,8 @@ class Part(NamedTuple):
 
 URL = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/{name}.zip"
 PARTS = (
-    Part("images_background", 964, "68d2efa1b9178cc56df9314c21c6e718"),
-    Part("images_evaluation", 659, "6b91aef0f799c5bb55b94e3f2daec811"),
+    PublishedArchive("images_background", 964, "68d2efa1b9178cc56df9314c21c6e718"),
+    PublishedArchive("images_evaluation", 659, "6b91aef0f799c5bb55b94e3f2daec811"),
 )
 
 
@@ -69,12 +69,12 @@ def omniglot(
         image_size: height and width of the images.
         directory: where `images_background` and `images_evaluation` are, as zip archives or folders; by default
             they are looked for in the data directory and its folder `omniglot`.
-        download: whether to fetch the archives into the data directory if they are not there.
+        download: whether to fetch the archives into the data directory if they do not exist.
     """
     if image_size < 1:
         raise DataError(f"image_size is {image_size}; it has to be at least 1")
     prepared = open_prepared(preparation(image_size, directory, download))
-    lists = prepared.recorded_lists("original")
+    lists = prepared.lists_of_source("original")
     if split == "random":
         lists = _shuffled(prepared.class_names, split_seed)
     elif split != "original":
@@ -134,7 +134,7 @@ def find_in(directory: Path) -> Source | None:
     return Source(folder, tuple(inputs)) if len(inputs) == len(PARTS) else None
 
 
-def _find_part(directory: Path, part: Part) -> Path | None:
+def _find_part(directory: Path, part: PublishedArchive) -> Path | None:
     candidates = [
         directory / folder / name
         for folder in ("omniglot", ".", "omniglot-py")  # the last is where torchvision puts it
@@ -188,7 +188,7 @@ def _read(source: Source, shape: ImageShape) -> Contents:
     )
 
 
-def _characters(tree: FileTree, part: Part) -> dict[str, list[str]]:
+def _characters(tree: FileTree, part: PublishedArchive) -> dict[str, list[str]]:
     """The files of each character, `alphabet/character` → names, checked against what the archive has to hold."""
     characters: dict[str, list[str]] = {}
     for name in tree.names:

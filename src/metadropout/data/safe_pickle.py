@@ -146,7 +146,7 @@ def _encode(text: Any, encoding: Any) -> bytes:
 _NAMES: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): _NDARRAY,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,  # how Python 3 writes bytes where Python 2 shall read them
+    ("_codecs", "encode"): _encode,  # how Python 3 writes bytes where Python 2 is to read them
     **{
         (f"numpy.{core}.{module}", name): function
         for core in ("core", "_core")

@@ -1,4 +1,4 @@
-"""Fixed lists of episodes in a file, so that every method on every machine is tested on the very same ones."""
+"""Fixed lists of episodes in a file, so that every method on every machine is tested on exactly the same ones."""
 
 from __future__ import annotations
 
@@ -121,9 +121,9 @@ def _indices(item: Any, shape: tuple[int, int], images: ImageSet) -> EpisodeIndi
     if indices.images.shape != shape or indices.classes.shape != shape[:1]:
         raise ValueError(f"an episode of shape {indices.images.shape} instead of {shape}")
     if not ((indices.classes >= 0) & (indices.classes < len(images))).all():
-        raise ValueError("a class that is not there")
+        raise ValueError("a class that does not exist")
     if not ((indices.images >= 0) & (indices.images < images.class_sizes[indices.classes][:, None])).all():
-        raise ValueError("an image that is not there")
+        raise ValueError("an image that does not exist")
     return indices
 
 

@@ -92,10 +92,10 @@ class ABML(MAML):
         x, y, n, q = episode.support_x, episode.support_y, len(episode.support_y), len(episode.query_y)
         losses, logits = [], []
         for sample in range(self.train_samples):
-            model, this = self.draw(weights, noise, self.steps, sample), range(sample, sample + 1)
+            model, only = self.draw(weights, noise, self.steps, sample), range(sample, sample + 1)
             loss, answers = super().query_loss(model, episode, noise)
             if self.support_term:
-                on_support = super().support_loss(model, x, y, noise=noise, step=self.steps, samples=this)
+                on_support = super().support_loss(model, x, y, noise=noise, step=self.steps, samples=only)
                 loss = (q * loss + n * on_support) / (n + q)
             losses.append(loss)
             logits.append(answers)

@@ -3,7 +3,7 @@
 The path of one task, top to bottom: `forward` → `learn` → `inner_steps` → `_step` → `support_gradient` → `support_loss`
 (a support pass with noise) → `inner_step` → `query_loss` → `classifier` (the query pass, deterministic) → loss.
 
-All tensors of a task are in one dictionary, `Weights`: the learner's parameters, tensors that each task starts anew,
+All tensors of a task are in one dictionary, `Weights`: the learner's parameters, tensors that each task starts afresh,
 and the state of the inner optimiser. So gradient checkpointing and batches of tasks treat all of them alike.
 
 The same path runs for several tasks at once (`batched.py`): all tensors then have a leading task axis, and whatever is
@@ -107,7 +107,7 @@ class GradientLearner(Learner):
             )
         has_state = type(self).inner_init is not GradientLearner.inner_init
         if first_order and gradient_checkpointing and not has_state:
-            raise ValueError("gradient_checkpointing is of no use with first_order, which keeps no graph of the steps")
+            raise ValueError("gradient_checkpointing has no effect with first_order, which keeps no graph of the steps")
         if min(steps, test_steps or 0) < 0 or images_per_pass < 1 or math.isnan(inner_lr):
             raise ValueError(
                 f"steps ({steps}) and test_steps ({test_steps}) must be at least 0, images_per_pass "
@@ -185,7 +185,7 @@ class GradientLearner(Learner):
         """Return how the task goes from the given weights, differentiable in all of them.
 
         Args:
-            weights: all parameters of the learner, and what each task starts anew.
+            weights: all parameters of the learner, and what each task starts afresh.
             episode: the task; of several tasks, each tensor stacked.
             noise: source of all randomness.
             over_tasks: turns a function of one task into one of as many tasks as are stacked.

@@ -181,9 +181,9 @@ class MetricLearner(Learner):
         parts = []
         for first in range(0, samples, per_pass):
             numbers = range(first, min(first + per_pass, samples))
-            images, this = self.perturbed.support_batch(weights, x, self.streams(noise, numbers))
+            images, context = self.perturbed.support_batch(weights, x, self.streams(noise, numbers))
             how = Normalisation(given=given) if given else Normalisation(len(numbers))
-            parts.append(self.perturbed.run(weights, images, this, how))
+            parts.append(self.perturbed.run(weights, images, context, how))
         support = torch.cat(parts).view(samples, len(x), -1)
         for_queries = Normalisation(given=given or self.perturbed.statistics(weights, x))
 
@@ -240,7 +240,7 @@ def _check_perturbation(perturbation: Perturbation, network: nn.Module, learner:
         overrides = any(getattr(type(part), name) is not getattr(Perturbation, name) for name in THROUGH_THE_LOSS)
         if part.adapts or overrides:
             raise ValueError(
-                f"{name} has no meaning with {learner}: it acts through the loss of inner steps, and {learner} takes "
+                f"{name} cannot be used with {learner}: it acts through the loss of inner steps, and {learner} takes "
                 "none; use a perturbation that acts on features alone, such as metadropout"
             )
         if part.changes == "weights":

@@ -29,7 +29,7 @@ class Conv4(nn.Module, ChannelsLast):
     """
 
     first_layer = "blocks.0.conv"
-    """The layer that images go into, and no other; perturbations need not compute it anew for every noise sample."""
+    """The layer that images go into, and no other; perturbations need not compute it again for every noise sample."""
 
     def __init__(
         self,

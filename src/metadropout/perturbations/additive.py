@@ -45,10 +45,10 @@ class Additive(LayerPerturbation):
         if self.head_noise:
             self.add_head_twin(network)
 
-    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        if not this.support:
+    def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        if not context.support:
             return f
-        return f + self.noise_scale * F.softplus(self.twin(name, h, this)) * this.normal(f)
+        return f + self.noise_scale * F.softplus(self.twin(name, h, context)) * context.normal(f)
 
-    def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        return logits + self.noise_scale * self.head_sigma(h, this) * this.normal(logits)
+    def on_head(self, h: Tensor, logits: Tensor, context: Pass) -> Tensor:
+        return logits + self.noise_scale * self.head_sigma(h, context) * context.normal(logits)

@@ -151,30 +151,30 @@ class Perturbation(nn.Module):
         """
         return x
 
-    def change_weights(self, theta: Weights, this: Pass) -> Weights:
+    def change_weights(self, theta: Weights, context: Pass) -> Weights:
         """Return the network's weights that a support pass uses."""
         return theta
 
-    def before(self, name: str, h: Tensor, this: Pass) -> Tensor:
+    def before(self, name: str, h: Tensor, context: Pass) -> Tensor:
         """Return what a layer gets in place of its input h."""
         return h
 
-    def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+    def after(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
         """Return what the network goes on with after a layer.
 
         Args:
             name: the layer's name.
             h: the layer's input.
             f: its output, before normalisation.
-            this: noise and weights of the pass.
+            context: noise and weights of the pass.
         """
         return f
 
-    def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
+    def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
         """Return the loss of a support pass against its labels, averaged over images."""
         return F.cross_entropy(logits, y)
 
-    def penalty(self, this: Pass) -> Tensor | None:
+    def penalty(self, context: Pass) -> Tensor | None:
         """Return a term that is added to the loss of a support pass, None for none."""
         return None
 

@@ -45,10 +45,10 @@ class InformationBottleneck(LayerPerturbation):
         self.kl_weight = kl_weight
         self.add_twins(network)
 
-    def add_kl(self, name: str, kl: Tensor, f: Tensor, this: Pass) -> None:
+    def add_kl(self, name: str, kl: Tensor, f: Tensor, context: Pass) -> None:
         """Take note of a layer's KL, the sum over all units of its output f."""
-        this.notes.setdefault("kl", []).append(kl * (f.shape[self.channel_axis[name]] / f.numel()))
+        context.notes.setdefault("kl", []).append(kl * (f.shape[self.channel_axis[name]] / f.numel()))
 
-    def penalty(self, this: Pass) -> Tensor | None:
-        terms = this.notes.get("kl")
+    def penalty(self, context: Pass) -> Tensor | None:
+        terms = context.notes.get("kl")
         return self.kl_weight * torch.stack(terms).sum() if terms else None

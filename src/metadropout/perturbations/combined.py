@@ -35,17 +35,17 @@ class Combined(Perturbation):
         reasons = [part.needs_second_order for part in built if part.needs_second_order]
         self.needs_second_order = reasons[0] if reasons else None  # type: ignore[misc]
 
-    def _each(self, this: Pass) -> list[tuple[Perturbation, Pass]]:
+    def _each(self, context: Pass) -> list[tuple[Perturbation, Pass]]:
         """Pair each part with its own view of the pass: its weights, and notes of its own."""
         views = []
         for number, part in enumerate(self.parts):
             assert isinstance(part, Perturbation)
             prefix = f"parts.{number}."
-            weights = {n.removeprefix(prefix): w for n, w in this.weights.items() if n.startswith(prefix)}
+            weights = {n.removeprefix(prefix): w for n, w in context.weights.items() if n.startswith(prefix)}
             # Parts that draw nothing themselves get no streams, as they would when used alone.
-            streams = this.streams if part.random else ()
-            notes = this.notes.setdefault(prefix, {})
-            views.append((part, replace(this, weights=weights, streams=streams, notes=notes)))
+            streams = context.streams if part.random else ()
+            notes = context.notes.setdefault(prefix, {})
+            views.append((part, replace(context, weights=weights, streams=streams, notes=notes)))
         return views
 
     @property
@@ -71,31 +71,31 @@ class Combined(Perturbation):
             x = part.change_images(x, y, classify)  # type: ignore[operator]
         return x
 
-    def change_weights(self, theta: Weights, this: Pass) -> Weights:
-        for part, view in self._each(this):
+    def change_weights(self, theta: Weights, context: Pass) -> Weights:
+        for part, view in self._each(context):
             theta = part.change_weights(theta, view)
         return theta
 
-    def before(self, name: str, h: Tensor, this: Pass) -> Tensor:
-        for part, view in self._each(this):
+    def before(self, name: str, h: Tensor, context: Pass) -> Tensor:
+        for part, view in self._each(context):
             if name in part.input_sites:
                 h = part.before(name, h, view)
         return h
 
-    def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        for part, view in self._each(this):
+    def after(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        for part, view in self._each(context):
             if name in part.sites:
                 f = part.after(name, h, f, view)
         return f
 
-    def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
-        for part, view in self._each(this):
+    def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
+        for part, view in self._each(context):
             if _has_label_loss(part):
                 return part.label_loss(logits, y, view)
-        return super().label_loss(logits, y, this)
+        return super().label_loss(logits, y, context)
 
-    def penalty(self, this: Pass) -> Tensor | None:
-        terms = [term for part, view in self._each(this) if (term := part.penalty(view)) is not None]
+    def penalty(self, context: Pass) -> Tensor | None:
+        terms = [term for part, view in self._each(context) if (term := part.penalty(view)) is not None]
         return sum(terms[1:], terms[0]) if terms else None
 
 

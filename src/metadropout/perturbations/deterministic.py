@@ -26,8 +26,8 @@ class Deterministic(MultiplicativePerturbation):
         super().__init__(network, start=start, layers=layers, head=head)
         self.add_mean_twins(network)
 
-    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        return noisy_product(f, self.twin(name, h, this))
+    def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        return noisy_product(f, self.twin(name, h, context))
 
 
 class MoreParameters(Deterministic):

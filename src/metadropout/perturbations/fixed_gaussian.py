@@ -23,10 +23,10 @@ class FixedGaussian(MultiplicativePerturbation):
     random: ClassVar[bool] = True
     head_noise = True
 
-    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        if not this.support:
+    def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        if not context.support:
             return f * F.softplus(f.new_full((), self.initial_mean))
-        return noisy_product(f, torch.full_like(f, self.initial_mean), this.noise_for_product(f))
+        return noisy_product(f, torch.full_like(f, self.initial_mean), context.noise_for_product(f))
 
-    def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        return logits + F.softplus(logits.new_zeros(())) * this.normal(logits)
+    def on_head(self, h: Tensor, logits: Tensor, context: Pass) -> Tensor:
+        return logits + F.softplus(logits.new_zeros(())) * context.normal(logits)

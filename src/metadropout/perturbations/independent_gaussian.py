@@ -44,14 +44,14 @@ class IndependentGaussian(MultiplicativePerturbation):
         if self.head_noise:
             self.means[module_key(self.head_name)] = parameter_of(network, self.head_name).new_zeros(1)
 
-    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        mean = this.weights[f"means.{module_key(name)}"]
+    def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        mean = context.weights[f"means.{module_key(name)}"]
         if self.channel_axis[name] == 1:
             mean = per_channel(mean, f)
-        if not this.support:
+        if not context.support:
             return f * F.softplus(mean)
-        return noisy_product(f, mean + torch.zeros_like(f), this.noise_for_product(f))
+        return noisy_product(f, mean + torch.zeros_like(f), context.noise_for_product(f))
 
-    def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        sigma = F.softplus(this.weights[f"means.{module_key(self.head_name)}"])
-        return logits + sigma * this.normal(logits)
+    def on_head(self, h: Tensor, logits: Tensor, context: Pass) -> Tensor:
+        sigma = F.softplus(context.weights[f"means.{module_key(self.head_name)}"])
+        return logits + sigma * context.normal(logits)

@@ -54,22 +54,22 @@ class InformationDropout(InformationBottleneck):
                     "cannot act on it; use nn.ReLU() in place of functional.relu, or leave it out of `layers`"
                 )
 
-    def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        if not this.support:
+    def after(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        if not context.support:
             return f
-        layer = this.notes.pop("layer", None)  # the one that ran last, if a ReLU may follow
+        layer = context.notes.pop("layer", None)  # the one that ran last, if a ReLU may follow
         if name in self.activations:
-            return f if layer is None else self.hidden(layer[0], layer[1], f, this)
+            return f if layer is None else self.hidden(layer[0], layer[1], f, context)
         if name in self.hidden_names:
-            this.notes["layer"] = (name, h)
+            context.notes["layer"] = (name, h)
         return f
 
-    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        spread = 0.001 + 0.7 * torch.sigmoid(self.twin(name, h, this))
+    def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        spread = 0.001 + 0.7 * torch.sigmoid(self.twin(name, h, context))
         if spread.shape != f.shape:
             raise ValueError(
                 f"'{name}' gives {tuple(spread.shape)}, but the ReLU after it {tuple(f.shape)}: information dropout "
                 "needs the ReLU before pooling and reshaping; change their order, or leave the layer out of `layers`"
             )
-        self.add_kl(name, -(torch.log(spread) * (f > 0)).sum(), f, this)
-        return f * torch.exp(spread * this.normal(f))
+        self.add_kl(name, -(torch.log(spread) * (f > 0)).sum(), f, context)
+        return f * torch.exp(spread * context.normal(f))

@@ -63,30 +63,30 @@ class LayerPerturbation(Perturbation):
             # It need not run where it is known not to be one of the hidden layers, and nothing acts on it.
             if self.head_noise or not (found.hidden_named or found.head_named):
                 raise ValueError(
-                    f"'{head}' is taken for the head, but it did not run as a module in a forward pass; "
+                    f"'{head}' is assumed to be the head, but it did not run as a module in a forward pass; "
                     f"name the module that gives the logits: head={other}"
                 )
         elif outputs[-1] != head:
             raise ValueError(
-                f"'{head}' is taken for the head, but {other} runs after it; "
+                f"'{head}' is assumed to be the head, but {other} runs after it; "
                 f"name the module that gives the logits: head={other}"
             )
         elif head not in as_wide and not found.head_named:
             raise ValueError(
-                f"'{head}' is taken for the head, but it does not give as many values as there are logits; "
+                f"'{head}' is assumed to be the head, but it does not give as many values as there are logits; "
                 "name the module that gives the logits: head=..."
             )
 
-    def after(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+    def after(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
         if name != self.head_name:
-            return self.hidden(name, h, f, this)
-        return self.on_head(h, f, this) if self.head_noise and this.support else f
+            return self.hidden(name, h, f, context)
+        return self.on_head(h, f, context) if self.head_noise and context.support else f
 
     @abstractmethod
-    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
+    def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
         """Return what the network goes on with after a hidden layer with input h and output f."""
 
-    def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
+    def on_head(self, h: Tensor, logits: Tensor, context: Pass) -> Tensor:
         """Return the logits of support images to learn from; called only where `head_noise` says so."""
         return logits
 
@@ -123,12 +123,12 @@ class LayerPerturbation(Perturbation):
             )
         return features
 
-    def twin(self, name: str, h: Tensor, this: Pass, prefix: str = "") -> Tensor:
+    def twin(self, name: str, h: Tensor, context: Pass, prefix: str = "") -> Tensor:
         """Return the output of a layer's twin for the layer's own input."""
         key = prefix + module_key(name)
-        weights = (this.weights[f"generators.{key}.weight"], this.weights.get(f"generators.{key}.bias"))
-        return apply_layer(self.generators[key], h, *weights, this.precision)
+        weights = (context.weights[f"generators.{key}.weight"], context.weights.get(f"generators.{key}.bias"))
+        return apply_layer(self.generators[key], h, *weights, context.precision)
 
-    def head_sigma(self, h: Tensor, this: Pass) -> Tensor:
+    def head_sigma(self, h: Tensor, context: Pass) -> Tensor:
         """Return one standard deviation per image for the noise on its logits, shape (n, 1)."""
-        return F.softplus(self.twin(self.head_name, h, this))
+        return F.softplus(self.twin(self.head_name, h, context))

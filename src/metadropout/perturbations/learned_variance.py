@@ -40,8 +40,8 @@ class LearnedVariance(MetaDropout):
             if key.startswith(self.SPREAD):
                 start_bias(twin, INITIAL_SPREAD)
 
-    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        mean = self.twin(name, h, this)
-        if this.support:
-            mean = mean + F.softplus(self.twin(name, h, this, self.SPREAD)) * this.normal(mean)
+    def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        mean = self.twin(name, h, context)
+        if context.support:
+            mean = mean + F.softplus(self.twin(name, h, context, self.SPREAD)) * context.normal(mean)
         return noisy_product(f, mean)

@@ -57,11 +57,11 @@ class MetaDropout(MultiplicativePerturbation):
     def initial_mean(self) -> float:
         return super().initial_mean if self.link == "softplus" else 0.0  # exp(0) is 1 anyway
 
-    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        mean = self.twin(name, h, this)
+    def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        mean = self.twin(name, h, context)
         if self.link == "softplus":
-            return noisy_product(f, mean, this.noise_for_product(mean) if this.support else None)
-        return f * torch.exp(mean + this.normal(mean) if this.support else mean)
+            return noisy_product(f, mean, context.noise_for_product(mean) if context.support else None)
+        return f * torch.exp(mean + context.normal(mean) if context.support else mean)
 
-    def on_head(self, h: Tensor, logits: Tensor, this: Pass) -> Tensor:
-        return logits + self.head_sigma(h, this) * this.normal(logits)
+    def on_head(self, h: Tensor, logits: Tensor, context: Pass) -> Tensor:
+        return logits + self.head_sigma(h, context) * context.normal(logits)

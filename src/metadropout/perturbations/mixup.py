@@ -69,28 +69,28 @@ class Mixup(Perturbation):
         self._sites = tuple(name for name in self._sites if name not in unused)  # a draw of them would mix nothing
         super().check_calls(outputs, inputs, as_wide)
 
-    def before(self, name: str, h: Tensor, this: Pass) -> Tensor:
-        if not this.support:
+    def before(self, name: str, h: Tensor, context: Pass) -> Tensor:
+        if not context.support:
             return h
-        if "layer" not in this.notes:
-            self._draw(len(h), this)
-        if name != this.notes["layer"] or this.notes["mixed"]:
+        if "layer" not in context.notes:
+            self._draw(len(h), context)
+        if name != context.notes["layer"] or context.notes["mixed"]:
             return h
-        this.notes["mixed"] = True  # a layer that is used twice in a pass is mixed once
-        ratio, partner = self._mixture(this, h)
+        context.notes["mixed"] = True  # a layer that is used twice in a pass is mixed once
+        ratio, partner = self._mixture(context, h)
         return ratio * h + (1 - ratio) * h[partner]
 
-    def label_loss(self, logits: Tensor, y: Tensor, this: Pass) -> Tensor:
-        ratio, partner = self._mixture(this, y)
+    def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
+        ratio, partner = self._mixture(context, y)
         return ratio * F.cross_entropy(logits, y) + (1 - ratio) * F.cross_entropy(logits, y[partner])
 
     @staticmethod
-    def _mixture(this: Pass, like: Tensor) -> tuple[float, Tensor]:
-        return this.notes["ratio"], this.notes["partner"].to(like.device)
+    def _mixture(context: Pass, like: Tensor) -> tuple[float, Tensor]:
+        return context.notes["ratio"], context.notes["partner"].to(like.device)
 
-    def _draw(self, n: int, this: Pass) -> None:
-        numbers = this.numbers()
-        this.notes["layer"] = self._sites[int(numbers.integers(len(self._sites)))]
-        this.notes["ratio"] = float(numbers.beta(self.gamma, self.gamma))
-        this.notes["partner"] = torch.from_numpy(numbers.permutation(n))
-        this.notes["mixed"] = False
+    def _draw(self, n: int, context: Pass) -> None:
+        numbers = context.numbers()
+        context.notes["layer"] = self._sites[int(numbers.integers(len(self._sites)))]
+        context.notes["ratio"] = float(numbers.beta(self.gamma, self.gamma))
+        context.notes["partner"] = torch.from_numpy(numbers.permutation(n))
+        context.notes["mixed"] = False

@@ -69,7 +69,7 @@ class PerturbedNetwork:
         self,
         weights: Mapping[str, Tensor],
         x: Tensor,
-        this: Pass,
+        context: Pass,
         normalisation: Normalisation | None = None,
         watcher: Watcher | None = None,
     ) -> Tensor:
@@ -78,28 +78,28 @@ class PerturbedNetwork:
         Args:
             weights: all weights of a learner by name.
             x: images.
-            this: a support pass or a deterministic one.
+            context: a support pass or a deterministic one.
             normalisation: whose statistics to use; the batch's own by default.
             watcher: is shown the layers that are perturbed or watched.
         """
         theta = with_prefix(weights, "network.")
-        acts = this.support or not self.perturbation.support_only
+        acts = context.support or not self.perturbation.support_only
 
         def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
             result = f
             if acts and name in self._acts_on:
-                result = self.perturbation.after(name, h, f, this)
+                result = self.perturbation.after(name, h, f, context)
             if watcher is not None:
                 watcher(name, h, f, result)
             return result
 
         def on_input(name: str, h: Tensor) -> Tensor:
-            return self.perturbation.before(name, h, this)
+            return self.perturbation.before(name, h, context)
 
         if not acts:
             return self._unperturbed(self._compose(theta, weights), x, on_output, normalisation)
         self._check_calls(theta, x)
-        theta = self._compose(self.perturbation.change_weights(theta, this), weights)
+        theta = self._compose(self.perturbation.change_weights(theta, context), weights)
         return self._function(theta, x, on_output, normalisation, on_input)
 
     def run_together(
@@ -142,22 +142,22 @@ class PerturbedNetwork:
         """Return the loss of one support pass, averaged over images and the noise samples that share the pass."""
         # Each sample is normalised by its own statistics.
         repeat = max(1, len(streams))
-        x, this = self.support_batch(weights, x, streams)
-        logits = self.run(weights, x, this, Normalisation(repeat))
+        x, context = self.support_batch(weights, x, streams)
+        logits = self.run(weights, x, context, Normalisation(repeat))
         y = y.repeat(repeat)
         with labels_explained(y, logits):
-            loss = self.perturbation.label_loss(logits, y, this)
-        penalty = self.perturbation.penalty(this)
+            loss = self.perturbation.label_loss(logits, y, context)
+        penalty = self.perturbation.penalty(context)
         return loss if penalty is None else loss + penalty
 
     def support_batch(
         self, weights: Mapping[str, Tensor], x: Tensor, streams: Sequence[NoiseStream]
     ) -> tuple[Tensor, Pass]:
         """Return the images and the support pass in which the noise samples are one after the other in one batch."""
-        this = self.support_pass(weights, streams)
+        context = self.support_pass(weights, streams)
         if self._share_first_layer(streams):
-            return x, replace(this, images=len(x))
-        return x.repeat(max(1, len(streams)), *[1] * (x.dim() - 1)), this
+            return x, replace(context, images=len(x))
+        return x.repeat(max(1, len(streams)), *[1] * (x.dim() - 1)), context
 
     def _share_first_layer(self, streams: Sequence[NoiseStream]) -> bool:
         """Say whether the first layer, which does not depend on the noise, can be computed once for all samples."""
@@ -186,11 +186,11 @@ class PerturbedNetwork:
             inductive: normalise query images one by one, with the statistics of the support images, and not with
                 those of the query batch.
         """
-        this = self.query_pass(weights)
+        context = self.query_pass(weights)
         given = self.statistics(weights, support_x) if inductive else None
 
         def classify(x: Tensor) -> Tensor:
-            return self.run(weights, x, this, Normalisation(given=given))
+            return self.run(weights, x, context, Normalisation(given=given))
 
         return classify
 
@@ -204,13 +204,13 @@ class PerturbedNetwork:
             support_x: the images that they were adapted to.
             images_per_pass: most images in one pass, unless it is for a single query image.
         """
-        n, this = len(support_x), self.query_pass(weights)
+        n, context = len(support_x), self.query_pass(weights)
 
         def classify(x: Tensor) -> Tensor:
             logits = []
             for queries in torch.split(x, max(1, images_per_pass // (n + 1))):
                 batches = torch.cat([part for image in queries for part in (support_x, image[None])])
-                outputs = self.run(weights, batches, this, Normalisation(groups=len(queries)))
+                outputs = self.run(weights, batches, context, Normalisation(groups=len(queries)))
                 logits.append(outputs.view(len(queries), n + 1, -1)[:, -1])
             return torch.cat(logits)
 

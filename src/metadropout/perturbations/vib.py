@@ -17,11 +17,11 @@ class VariationalBottleneck(InformationBottleneck):
     Query images get f.
     """
 
-    def hidden(self, name: str, h: Tensor, f: Tensor, this: Pass) -> Tensor:
-        if not this.support:
+    def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
+        if not context.support:
             return f
-        sigma = F.softplus(self.twin(name, h, this) - 5)
+        sigma = F.softplus(self.twin(name, h, context) - 5)
         # Summed term by term: what comes back is then laid out as the features are.
         kl = 0.5 * (f.square().sum() + sigma.square().sum() - f.numel()) - torch.log(sigma).sum()
-        self.add_kl(name, kl, f, this)
-        return f + sigma * this.normal(f)
+        self.add_kl(name, kl, f, context)
+        return f + sigma * context.normal(f)

@@ -44,12 +44,12 @@ class WeightGaussian(Perturbation):
             {module_key(name): torch.full_like(parameters[name], math.log(initial_std)) for name in self.noisy_names}
         )
 
-    def change_weights(self, theta: Weights, this: Pass) -> Weights:
-        if not this.support:
+    def change_weights(self, theta: Weights, context: Pass) -> Weights:
+        if not context.support:
             return theta
-        (stream,) = this.streams
+        (stream,) = context.streams
         noisy = {}
         for name in self.noisy_names:
-            std = torch.exp(this.weights[f"log_std.{module_key(name)}"])
+            std = torch.exp(context.weights[f"log_std.{module_key(name)}"])
             noisy[name] = theta[name] + std * stream.normal(theta[name].shape, std)
         return theta | noisy

@@ -53,7 +53,7 @@ def projected_gradient_descent(
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AttackOutcome:
     """The strongest movement that an attack has found, and what the classifier makes of it.
 
     What is attacked as a whole is a unit: a batch whose images depend on each other, or else each image.
@@ -71,11 +71,11 @@ class Attacked:
         """Fraction of all images that are still classified right."""
         return float(self.correct.mean())
 
-    def or_stronger(self, other: Attacked) -> Attacked:
+    def or_stronger(self, other: AttackOutcome) -> AttackOutcome:
         """Return for each unit the movement that fools more images, of equal ones that with the larger loss."""
         stronger = (other.correct < self.correct) | ((other.correct == self.correct) & (other.loss > self.loss))
         per_image = stronger.repeat_interleave(len(self.moved) // len(stronger))
-        return Attacked(
+        return AttackOutcome(
             torch.where(per_image.view(-1, *[1] * (self.moved.dim() - 1)), other.moved, self.moved),
             torch.where(stronger, other.correct, self.correct),
             torch.where(stronger, other.loss, self.loss),
@@ -92,7 +92,7 @@ def strongest_attack(
     steps: int,
     starts: Sequence[Tensor],
     jointly: bool,
-) -> Attacked:
+) -> AttackOutcome:
     """Move images by projected gradient descent from several starts, and keep the strongest point of all paths.
 
     A start inside the ball is itself such a point: an attack that starts from the result of a smaller radius cannot be
@@ -110,7 +110,7 @@ def strongest_attack(
             be mixed: then the strongest is chosen for the batch, otherwise for each image.
     """
     size = 2.5 * radius / steps
-    best: Attacked | None = None
+    best: AttackOutcome | None = None
     for start in starts:
         moved = project(start, x, norm, radius)
         for _ in range(steps):
@@ -126,12 +126,12 @@ def strongest_attack(
     return best
 
 
-def _stronger(best: Attacked | None, moved: Tensor, logits: Tensor, y: Tensor, jointly: bool) -> Attacked:
+def _stronger(best: AttackOutcome | None, moved: Tensor, logits: Tensor, y: Tensor, jointly: bool) -> AttackOutcome:
     """Judge a movement by its logits, and return the stronger of it and the best one so far."""
     units = 1 if jointly else len(y)
     correct = (logits.argmax(dim=1) == y).to(logits).view(units, -1).mean(dim=1)
     loss = F.cross_entropy(logits, y, reduction="none").view(units, -1).mean(dim=1)
-    point = Attacked(moved, correct, loss)
+    point = AttackOutcome(moved, correct, loss)
     return point if best is None else best.or_stronger(point)
 
 

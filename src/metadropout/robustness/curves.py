@@ -42,7 +42,7 @@ COLOUR_RADII: dict[Norm, tuple[float, ...]] = {
 ATTACK = 1
 """Key that keeps the attack's random starts apart from the noise of the inner steps."""
 
-Ladders = Mapping[Norm, Sequence[float]]
+RadiiByNorm = Mapping[Norm, Sequence[float]]
 """For each norm its radii in rising order. A radius starts from the one below, so results depend on all of them."""
 
 Curves = dict[Norm, dict[float, Evaluation]]
@@ -61,7 +61,7 @@ class Attack:
         seed: seed of the episodes, of the noise and of the random starts.
     """
 
-    radii: Ladders
+    radii: RadiiByNorm
     steps: int = 200
     restarts: int = 1
     mc_samples: int = TEST_SAMPLES
@@ -120,7 +120,7 @@ class EpisodeResult:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttackRequest:
     """What the latest command wants to be measured in one norm."""
 
     episodes: Annotated[int, Field(ge=1, lt=2**31)]
@@ -129,7 +129,7 @@ class Asked:
 
 @dataclass
 class AttackResults:
-    """What has been measured of a run so far, in a JSON file that is written anew after each attack."""
+    """What has been measured of a run so far, in a JSON file that is rewritten after each attack."""
 
     run: str
     measured: dict[str, int | str]
@@ -137,7 +137,7 @@ class AttackResults:
     episodes: list[EpisodeResult] = field(default_factory=list)
     state: str = "last"
     """Which of the run's checkpoints was attacked."""
-    asked: dict[Norm, Asked] = field(default_factory=dict)
+    asked: dict[Norm, AttackRequest] = field(default_factory=dict)
     """By norm; written before the first attack, so that one that was stopped is known. Earlier versions wrote none."""
 
     def radii(self, norm: Norm) -> set[float]:
@@ -150,11 +150,11 @@ class AttackResults:
         first = self.episodes[: self.asked[norm].episodes]
         return sum(norm in episode.attacked and wanted <= episode.attacked[norm].keys() for episode in first)
 
-    def unfinished(self) -> dict[Norm, Asked]:
+    def unfinished(self) -> dict[Norm, AttackRequest]:
         """Return what was asked for and has not been measured to its end."""
         return {norm: asked for norm, asked in self.asked.items() if self.done(norm) < asked.episodes}
 
-    def curves(self, radii: Ladders, episodes: int) -> Curves:
+    def curves(self, radii: RadiiByNorm, episodes: int) -> Curves:
         """Return the accuracies on the first episodes at some radii, the clean one first."""
         first = self.episodes[:episodes]
         return {
@@ -164,7 +164,7 @@ class AttackResults:
         }
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         try:
             write_atomically(path, _RESULTS.dump_json(self) + b"\n")
         except OSError as error:
@@ -237,29 +237,29 @@ class Target:
         }
         self.results = open_attacks(self.path, self.name, measured, state)
 
-    def ask(self, ladders: Ladders, episodes: int) -> None:
+    def ask(self, radii_by_norm: RadiiByNorm, episodes: int) -> None:
         """Write down what is to be measured, so that what is missing is known after a stop."""
-        asked = {norm: Asked(episodes, tuple(radii)) for norm, radii in ladders.items() if radii}
+        asked = {norm: AttackRequest(episodes, tuple(radii)) for norm, radii in radii_by_norm.items() if radii}
         if asked != {norm: self.results.asked.get(norm) for norm in asked}:
             self.results.asked |= asked
             self.results.write(self.path)
 
-    def missing(self, number: int, ladders: Ladders) -> Ladders:
-        """Return what is to be climbed on an episode: all of a ladder, or nothing of it if that has been done."""
+    def missing(self, number: int, radii_by_norm: RadiiByNorm) -> RadiiByNorm:
+        """Return what is to be attacked on an episode: all radii of a norm, or none of them if that has been done."""
         if number >= len(self.results.episodes):
-            return ladders
+            return radii_by_norm
         done = self.results.episodes[number].attacked
-        return {norm: radii for norm, radii in ladders.items() if set(radii) != done.get(norm, {}).keys()}
+        return {norm: radii for norm, radii in radii_by_norm.items() if set(radii) != done.get(norm, {}).keys()}
 
-    def measure(self, number: int, ladders: Ladders, on_radius: Callable[[], None] = lambda: None) -> None:
+    def measure(self, number: int, radii_by_norm: RadiiByNorm, on_radius: Callable[[], None] = lambda: None) -> None:
         """Adapt to an episode, attack with all that is missing, and write the results after each norm.
 
         Args:
             number: the episode; those before it are done.
-            ladders: the radii, the same ones for all episodes and runs.
+            radii_by_norm: the radii, the same ones for all episodes and runs.
             on_radius: called after each radius, for showing progress.
         """
-        missing = self.missing(number, ladders)
+        missing = self.missing(number, radii_by_norm)
         if number < len(self.results.episodes) and not missing:
             return
         episode = self.sampler.raw(0, number).to(self.device)
@@ -282,10 +282,10 @@ class Target:
             self.results.write(self.path)
 
 
-def common_ladders(targets: Sequence[Target]) -> Ladders:
+def common_radii(targets: Sequence[Target]) -> RadiiByNorm:
     """Return for each norm all radii that are asked for or have been measured of any run.
 
-    One ladder for all, because a figure that started from more radii below is that of a stronger attack.
+    The same radii for all, because a figure that started from more radii below is that of a stronger attack.
     """
     return {
         norm: sorted({*radii, *(radius for target in targets for radius in target.results.radii(norm))})

@@ -218,7 +218,7 @@ def write_config(folder: Path, config: Config) -> None:
     write_atomically(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
 
 
-def record_start(folder: Path, *, processes: int, threads: int) -> None:
+def add_start(folder: Path, *, processes: int, threads: int) -> None:
     """Add to `environment.json` with which versions, machine and command the run starts or goes on.
 
     A damaged file is kept beside the new one, because a run needs none of it to go on.
@@ -245,7 +245,7 @@ class _Starts:
 
 
 def environment() -> dict[str, Any]:
-    """Describe versions, machine and command, for the record."""
+    """Describe versions, machine and command."""
     packages = ("metadropout", "torch", "numpy", "Pillow", "safetensors", "pydantic", "matplotlib", "tensorboard")
     return {
         "command": " ".join(["metadropout", *sys.argv[1:]]),

@@ -1,4 +1,4 @@
-"""Checkpoints: plain tensors with a checksum, written whole or not at all, refused when anything is wrong with them."""
+"""Checkpoints: plain tensors with a checksum, written atomically, refused when anything is wrong with them."""
 
 from __future__ import annotations
 

@@ -45,11 +45,11 @@ class World:
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """Return which of so many tasks this process does."""
+        """Return which of that many tasks this process does."""
         return range(self.rank, count, self.size)
 
     def largest_share(self, count: int) -> int:
-        """Return how many of so many tasks the busiest process does."""
+        """Return how many of that many tasks the busiest process does."""
         return len(range(0, count, self.size))
 
     def gather(self, rows: Tensor, count: int) -> Tensor:
@@ -118,7 +118,7 @@ def joined() -> Iterator[World]:
             timeout=PATIENCE,
         )
     # As soon as one process ends, torchrun asks the others to end as well. Outside of the training loop that is not
-    # heeded: they notice by themselves, and may have a message to print or, if all went well, files to finish.
+    # obeyed: they notice by themselves, and may have a message to print or, if all went well, files to finish.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     world = World(rank, size, int(os.environ["LOCAL_RANK"]))
     try:

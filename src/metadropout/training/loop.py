@@ -43,7 +43,7 @@ from metadropout.training.checkpoints import (
 )
 from metadropout.training.distributed import ALONE, World
 from metadropout.training.outer import OuterOptimizer
-from metadropout.training.recording import KeptRecords, Records, Watcher
+from metadropout.training.recording import FolderRecorder, Recorder, Watcher
 from metadropout.training.workers import Workers, on_one_thread, threads_to_use
 
 TRAINING, VALIDATION, TESTING, WATCHING = 0, 1, 2, 3
@@ -106,13 +106,13 @@ def train(
         watched = sampler(0, 0).query_x.to(device)
         source = SOURCES[config.training.noise]
         measure = partial(noise_strengths, learner, watched, source(config.seed, WATCHING))
-        kept = KeptRecords(run, learner, outer.optimizer, watcher, measure, processes=world.size, threads=threads)
+        keeper = FolderRecorder(run, learner, outer.optimizer, watcher, measure, processes=world.size, threads=threads)
         interrupt = stack.enter_context(interruptible())
         stack.enter_context(on_one_thread())
-        records = stack.enter_context(kept if world.is_first else Records())
+        recorder = stack.enter_context(keeper if world.is_first else Recorder())
         newest = world.from_first(lambda: str(run.latest()))
         progress = load_checkpoint(Path(newest), learner, outer.optimizer, config.computed_options())
-        records.begin(progress)
+        recorder.begin(progress)
         # Where tasks depend on each other, every process does all of them, in order.
         together = learner.tasks_in_order
         workers = stack.enter_context(
@@ -126,7 +126,7 @@ def train(
         pairs = ((i, t) for i in range(progress.iteration, config.training.iterations) for t in workers.share)
         ahead = 2 * max(1, len(workers.share))
         episodes = stack.enter_context(Prefetcher(sampler.raw, pairs, depth=ahead, pin_memory=device.type == "cuda"))
-        loop = _Loop(run, learner, outer, episodes, validation, workers, records, threads=threads, world=world)
+        loop = _Loop(run, learner, outer, episodes, validation, workers, recorder, threads=threads, world=world)
         return loop.run_from(progress, interrupt)
 
 
@@ -187,14 +187,14 @@ class _Loop:
         episodes: Iterator[Episode],
         validation: EpisodeSampler | None,
         workers: Workers,
-        records: Records,
+        recorder: Recorder,
         *,
         threads: int,
         world: World,
     ) -> None:
         # `episodes` gives this process' tasks of the iterations to come, in order.
         self.run, self.learner, self.outer, self.episodes = run, learner, outer, episodes
-        self.validation, self.workers, self.records = validation, workers, records
+        self.validation, self.workers, self.recorder = validation, workers, recorder
         self.threads, self.world = threads, world
         self.trained = [name for name, p in learner.named_parameters() if p.requires_grad]
         self.buffers = {name: b for name, b in learner.named_buffers() if name in learner.changed_buffers()}
@@ -207,7 +207,7 @@ class _Loop:
             loss, accuracy = self.outer_step(iteration)
             done = iteration + 1
             progress = replace(progress, iteration=done, seconds=seconds_before + time.monotonic() - started)
-            self.records.step(progress, loss, accuracy)
+            self.recorder.step(progress, loss, accuracy)
             finished = done == options.iterations
             if self.validation is not None and (done % options.validate_every == 0 or finished):
                 progress = self.validate(progress, self.validation)
@@ -215,7 +215,7 @@ class _Loop:
             # Read once, as a signal may come at any moment; and if one process was asked to stop, all stop here.
             stop = self.world.largest(interrupt.received or 0)
             if done % options.checkpoint_every == 0 or overdue or finished or stop:
-                self.records.save(progress)
+                self.recorder.save(progress)
                 last_save = time.monotonic()
             if stop and not finished:
                 return Result(self.run, done, signal.Signals(stop))
@@ -274,7 +274,7 @@ class _Loop:
         best = progress.best_accuracy is None or result.mean > progress.best_accuracy
         if best:
             progress = replace(progress, best_accuracy=result.mean, best_iteration=progress.iteration)
-        self.records.validation(progress, result, best=best)
+        self.recorder.validation(progress, result, best=best)
         return progress
 
 

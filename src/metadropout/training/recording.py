@@ -11,7 +11,7 @@ import torch
 
 from metadropout.evaluation import Evaluation
 from metadropout.learners import Learner
-from metadropout.runs.folder import Run, record_start
+from metadropout.runs.folder import Run, add_start
 from metadropout.training.checkpoints import (
     Progress,
     checkpoint_path,
@@ -31,31 +31,31 @@ class Watcher(Protocol):
         """Called when something is worth a line of its own."""
 
 
-class Records:
-    """Takes note of what happens in a run; this one keeps nothing, as another process of the run does that."""
+class Recorder:
+    """Records what happens in a run; this one keeps nothing, as another process of the run does that."""
 
     def __enter__(self) -> Self:
-        """Begin to take notes."""
+        """Begin to record."""
         return self
 
     def __exit__(self, *_: object) -> None:
         """Close what is open."""
 
     def begin(self, progress: Progress) -> None:
-        """Take note of where the run stands at the start."""
+        """Record where the run stands at the start."""
 
     def step(self, progress: Progress, loss: float, accuracy: float) -> None:
-        """Take note of an outer step."""
+        """Record an outer step."""
 
     def validation(self, progress: Progress, result: Evaluation, *, best: bool) -> None:
-        """Take note of a validation, and of the state if it is the best so far."""
+        """Record a validation, and of the state if it is the best so far."""
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint."""
 
 
-class KeptRecords(Records):
-    """Records in the run's folder and for its user.
+class FolderRecorder(Recorder):
+    """Records into the run's folder, and shows its user.
 
     Args:
         run: which run.
@@ -86,7 +86,7 @@ class KeptRecords(Records):
         for remains in self.run.checkpoints.glob("*.tmp"):  # of a write that was killed
             if remains.is_file():
                 remains.unlink()
-        record_start(self.run.folder, processes=self.processes, threads=self.threads)
+        add_start(self.run.folder, processes=self.processes, threads=self.threads)
         return self
 
     def __exit__(self, *_: object) -> None:

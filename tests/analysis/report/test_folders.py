@@ -104,7 +104,7 @@ def test_a_picture_that_is_gone_is_named(runs: list[Path]) -> None:
     (runs[2] / "figures" / "noise.png").unlink()
     (summary,) = read_runs([runs[2]])
     assert summary.figures.pictures == []
-    assert any("noise.png is listed in figures.json, but it is not there" in gap.reason for gap in summary.gaps)
+    assert any("noise.png is listed in figures.json, but it does not exist" in gap.reason for gap in summary.gaps)
 
 
 def test_attacks_are_found_in_a_folder_of_their_own(runs: list[Path], tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_run_that_has_only_its_configuration_is_shown(runs: list[Path], tmp_pa
         if path.name != "config.yaml":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     text = Page(report(runs[:1], tmp_path / "report.html")).text
-    for words in ("these runs have logged nothing yet", "environment.json is missing", "no command is on record"):
+    for words in ("these runs have logged nothing yet", "environment.json is missing", "no command was recorded"):
         assert words in text
 
 
@@ -274,7 +274,7 @@ def test_an_earlier_report_is_replaced_and_nothing_else(
         (["RUN", "RUN"], "is named twice"),
         (["RUN", "--attacks", "nowhere"], "--attacks nowhere: there is no such folder"),
         (["RUN", "--figures", "nowhere"], "nowhere: has no figures.json; draw figures with"),
-        (["RUN", "--learner.steps", "3"], "--learner.steps has no meaning for this command"),
+        (["RUN", "--learner.steps", "3"], "--learner.steps is not an option of this command"),
     ],
 )
 def test_a_mistake_gives_one_line_and_no_page(

@@ -16,7 +16,7 @@ FloatArray = NDArray[np.float32]
 
 
 class FigureError(MetadropoutError):
-    """A figure has no meaning for this learner or run; the message says why."""
+    """A figure does not apply to this learner or run; the message says why."""
 
 
 class FigureData(ABC):

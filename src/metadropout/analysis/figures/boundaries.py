@@ -180,7 +180,7 @@ def boundaries_over_tasks(
 def cut_head(learner: GradientLearner, classes: tuple[int, int] = (0, 1)) -> GradientLearner:
     """Return a copy of a learner whose head has the outputs of two classes only.
 
-    Labels are given to classes at random in meta-training, so which two is of no importance.
+    Labels are given to classes at random in meta-training, so it does not matter which two.
     """
     return learner.with_head_rows(lambda rows: rows[list(classes)])
 

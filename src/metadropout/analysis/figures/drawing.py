@@ -85,14 +85,14 @@ def show(axes: Axes, values: FloatArray, low: float, high: float, colours: str =
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure to a PNG file, whole or not at all."""
+    """Write a figure to a PNG file atomically."""
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     write_atomically(path, content.getvalue())
 
 
 def save_gif(frames: Sequence[Figure], path: Path, seconds_per_frame: float = 0.3) -> None:
-    """Write figures of one size to an animated GIF that runs for ever."""
+    """Write figures of one size to an animated GIF that runs forever."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (an extra)
     from PIL import Image  # noqa: PLC0415 (only here)
 

@@ -16,7 +16,7 @@ DAMAGED = "delete it and draw the figures again"
 
 
 @dataclass(frozen=True)
-class Drawn:
+class FigureEntry:
     """A figure that has been drawn."""
 
     files: Annotated[list[str], Field(min_length=1)]
@@ -30,7 +30,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Asked:
+class FigureRequest:
     """How a command wants a figure to be drawn."""
 
     runs: tuple[str, ...]
@@ -43,15 +43,15 @@ class Asked:
 class FigureIndex:
     """What a folder of figures holds."""
 
-    figures: dict[str, Drawn] = field(default_factory=dict)
+    figures: dict[str, FigureEntry] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Figures that have no meaning for the run, with the reason."""
-    pending: dict[str, Asked] = field(default_factory=dict)
+    """Figures that do not apply to the run, with the reason."""
+    pending: dict[str, FigureRequest] = field(default_factory=dict)
     """Figures that a command was to draw and has not got to: listed before it begins, taken off one by one."""
     version: Literal[2] = 2
 
     def write(self, folder: Path) -> None:
-        """Write the index, whole or not at all."""
+        """Write the index atomically."""
         write_atomically(folder / "figures.json", _INDEX.dump_json(self, indent=1) + b"\n")
 
 
@@ -76,5 +76,5 @@ def read_index(folder: Path) -> FigureIndex:
     return index
 
 
-_INDEX, _FIGURES = TypeAdapter(FigureIndex), TypeAdapter(dict[str, Drawn])
+_INDEX, _FIGURES = TypeAdapter(FigureIndex), TypeAdapter(dict[str, FigureEntry])
 _ANY: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])

@@ -21,7 +21,7 @@ from metadropout.analysis.figures.boundaries import (
 )
 from metadropout.analysis.figures.decoder import DecoderOptions
 from metadropout.analysis.figures.drawing import save_gif, save_png
-from metadropout.analysis.figures.index import Asked, Drawn, read_index
+from metadropout.analysis.figures.index import FigureEntry, FigureRequest, read_index
 from metadropout.analysis.figures.multipliers import draw_multipliers, multiplier_maps
 from metadropout.analysis.figures.noise import draw_noise, noise_over_training
 from metadropout.analysis.figures.reconstructions import draw_reconstructions, reconstructions
@@ -77,7 +77,7 @@ class Display(Protocol):
         """Called whenever one more part is done."""
 
 
-class Silence:
+class NoDisplay:
     """A display that shows nothing."""
 
     def advance(self) -> None:
@@ -100,7 +100,7 @@ class FigureOptions:
     seed: int = 0
     episodes: int = 50
     decoder_iterations: int = DecoderOptions.iterations
-    display: Callable[[str, int], AbstractContextManager[Display]] = lambda name, parts: nullcontext(Silence())
+    display: Callable[[str, int], AbstractContextManager[Display]] = lambda name, parts: nullcontext(NoDisplay())
 
     def words(self, state: str) -> tuple[str, ...]:
         """Return the arguments of `metadropout figures` that choose the same, folders aside."""
@@ -112,7 +112,7 @@ class FigureOptions:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FigureKind:
     """A figure of trained runs: how it is computed and drawn."""
 
     summary: str
@@ -125,7 +125,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Made:
+class DrawnFigure:
     """A figure that has been drawn."""
 
     data: FigureData
@@ -152,18 +152,20 @@ def open_subjects(runs: Sequence[Run], state: str = "last") -> list[Subject]:
 
 def draw(
     names: Sequence[str], subjects: Sequence[Subject], options: FigureOptions
-) -> Iterator[tuple[str, Made | FigureError]]:
+) -> Iterator[tuple[str, DrawnFigure | FigureError]]:
     """Compute and draw figures by their names, and list them in the folder's index, `figures.json`.
 
-    Gives each name with what was made of it, or with the reason why it has no meaning here.
+    Gives each name with what was made of it, or with the reason why it does not apply here.
     """
     options.out.mkdir(parents=True, exist_ok=True)
     index = read_index(options.out)
-    asked = Asked(tuple(str(subject.run.folder.resolve()) for subject in subjects), options.words(subjects[0].state))
+    asked = FigureRequest(
+        tuple(str(subject.run.folder.resolve()) for subject in subjects), options.words(subjects[0].state)
+    )
     index.pending |= dict.fromkeys(names, asked)
     index.write(options.out)
     for name in names:
-        made: Made | FigureError
+        made: DrawnFigure | FigureError
         try:
             made = _make(name, subjects, options)
         except FigureError as reason:
@@ -171,14 +173,14 @@ def draw(
             made = reason
         else:
             data, files, first = made.data, [file.name for file in made.files], subjects[0]
-            index.figures[name] = Drawn(files, data.title, data.caption, data.alt, first.state, first.iteration)
+            index.figures[name] = FigureEntry(files, data.title, data.caption, data.alt, first.state, first.iteration)
             index.left_out.pop(name, None)
         del index.pending[name]
         index.write(options.out)
         yield name, made
 
 
-def _make(name: str, subjects: Sequence[Subject], options: FigureOptions) -> Made:
+def _make(name: str, subjects: Sequence[Subject], options: FigureOptions) -> DrawnFigure:
     kind = FIGURES[name]
     data = kind.compute(subjects, options)
     files = [options.out / f"{name}.png"]
@@ -186,7 +188,7 @@ def _make(name: str, subjects: Sequence[Subject], options: FigureOptions) -> Mad
     if kind.frames is not None:
         files.append(options.out / f"{name}.gif")
         save_gif(kind.frames(data), files[1])
-    return Made(data, tuple(files))
+    return DrawnFigure(data, tuple(files))
 
 
 def _open(run: Run, label: str, state: str) -> Subject:
@@ -276,24 +278,24 @@ def _accuracies(subjects: Sequence[Subject], options: FigureOptions) -> FigureDa
 
 
 SKLEARN = ("matplotlib", "sklearn")
-FIGURES: dict[str, Kind] = {
-    "boundaries": Kind(
+FIGURES: dict[str, FigureKind] = {
+    "boundaries": FigureKind(
         "decision boundaries on one task",
         lambda s, o: decision_boundaries(_learners(s), _two_classes(s, o), seed=o.seed),
         draw_boundaries,
         packages=SKLEARN,
     ),
-    "boundary-steps": Kind(
+    "boundary-steps": FigureKind(
         "the same over the inner steps",
         lambda s, o: boundaries_over_steps(_learners(s), _two_classes(s, o), seed=o.seed),
         draw_boundaries,
         packages=SKLEARN,
     ),
-    "boundary-tasks": Kind("the same on several tasks", _tasks, draw_boundaries, packages=SKLEARN),
-    "multipliers": Kind("what layers are multiplied by, over the image", _multipliers, draw_multipliers),
-    "activations": Kind("activations with and without noise", _activations, draw_activations, draw_frames),
-    "reconstructions": Kind("perturbed features as images", _reconstructions, draw_reconstructions),
-    "noise": Kind("the noise's strength over training", _noise, draw_noise),
-    "accuracies": Kind("accuracy over noise samples and inner steps", _accuracies, draw_accuracies),
+    "boundary-tasks": FigureKind("the same on several tasks", _tasks, draw_boundaries, packages=SKLEARN),
+    "multipliers": FigureKind("what layers are multiplied by, over the image", _multipliers, draw_multipliers),
+    "activations": FigureKind("activations with and without noise", _activations, draw_activations, draw_frames),
+    "reconstructions": FigureKind("perturbed features as images", _reconstructions, draw_reconstructions),
+    "noise": FigureKind("the noise's strength over training", _noise, draw_noise),
+    "accuracies": FigureKind("accuracy over noise samples and inner steps", _accuracies, draw_accuracies),
 }
 """All figures of trained runs, by name."""

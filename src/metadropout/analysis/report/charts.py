@@ -63,7 +63,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnCurve:
     """A curve in the coordinates of the picture."""
 
     style: Style
@@ -102,18 +102,18 @@ class Chart:
         """Position and text of the ticks at the left."""
         return [(self._y(value), text) for value, text in ticks(*self._y_range, most=6)]
 
-    def drawn(self) -> list[Drawn]:
+    def drawn(self) -> list[DrawnCurve]:
         """Return the curves in the coordinates of the picture."""
         return [self._drawn(curve) for curve in self.curves]
 
-    def _drawn(self, curve: Curve) -> Drawn:
+    def _drawn(self, curve: Curve) -> DrawnCurve:
         points = [(self._x(x), self._y(y)) for x, y in thinned(curve.points, POINTS)]
         bars = [
             (self._x(x), self._y(y - interval), self._y(y + interval))
             for (x, y), interval in zip(curve.points, curve.intervals, strict=False)
         ]
         path = "M" + "L".join(f"{x} {y}" for x, y in points)
-        return Drawn(curve.style, path, points if bars else thinned(points, SPARSE), bars)
+        return DrawnCurve(curve.style, path, points if bars else thinned(points, SPARSE), bars)
 
     @cached_property
     def _x_range(self) -> tuple[float, float]:

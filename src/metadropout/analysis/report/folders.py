@@ -19,7 +19,7 @@ from metadropout.data.trees import UnreadableError
 from metadropout.errors import CheckpointError, ConfigError, RunFileError
 from metadropout.files import read_regular
 from metadropout.robustness.attacks import NORMS, Norm
-from metadropout.robustness.curves import Asked, AttackResults, read_attacks
+from metadropout.robustness.curves import AttackRequest, AttackResults, read_attacks
 from metadropout.runs.folder import Run, open_run
 from metadropout.runs.reading import read_checked
 from metadropout.runs.results import Count, TestResult, read_result
@@ -81,7 +81,7 @@ class Figures:
 
     pictures: list[Picture] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Figures that have no meaning for the run, with the reason."""
+    """Figures that do not apply to the run, with the reason."""
     gaps: list[Gap] = field(default_factory=list)
 
 
@@ -131,7 +131,7 @@ class RunSummary:
 
 
 def attack_commands(
-    run: Run, attack: AttackResults, folder: Path | None, asked: Mapping[Norm, Asked] | None = None
+    run: Run, attack: AttackResults, folder: Path | None, asked: Mapping[Norm, AttackRequest] | None = None
 ) -> list[str]:
     """Return the commands that attack a run in the same way: one for each number of episodes.
 
@@ -159,9 +159,13 @@ def attack_commands(
     return lines
 
 
-def measured_of(attack: AttackResults) -> dict[Norm, Asked]:
+def measured_of(attack: AttackResults) -> dict[Norm, AttackRequest]:
     """Return what has been measured as if it had been asked for, for files that do not say what was."""
-    return {norm: Asked(len(attack.episodes), tuple(sorted(radii))) for norm in NORMS if (radii := attack.radii(norm))}
+    return {
+        norm: AttackRequest(len(attack.episodes), tuple(sorted(radii)))
+        for norm in NORMS
+        if (radii := attack.radii(norm))
+    }
 
 
 def command(name: str, folder: Path, *options: object) -> str:
@@ -229,7 +233,7 @@ def read_figures(folder: Path, run: Path | None = None) -> Figures:
     for name, drawn in index.figures.items():
         still = next((file for file in drawn.files if file.endswith(".png")), drawn.files[0])
         if not (folder / still).exists():
-            gaps.append(Gap("figures", f"{folder / still} is listed in figures.json, but it is not there"))
+            gaps.append(Gap("figures", f"{folder / still} is listed in figures.json, but it does not exist"))
             continue
         uri, width, height = _as_uri(folder / still)
         moving = next((str(folder / file) for file in drawn.files if file.endswith(".gif")), "")

@@ -11,7 +11,7 @@ from metadropout.analysis.report.comparison import Method, Setting
 from metadropout.analysis.report.folders import RunSummary
 from metadropout.evaluation import Evaluation
 from metadropout.robustness.attacks import NORMS, Norm
-from metadropout.robustness.curves import Asked, AttackResults
+from metadropout.robustness.curves import AttackRequest, AttackResults
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class AttackedRun:
     label: str
     style: Style
     episodes: int
-    unfinished: Asked | None
+    unfinished: AttackRequest | None
     """What was asked for, where not all of it has been measured."""
     accuracies: dict[float, Evaluation]
     """By radius; 0 is the clean accuracy."""

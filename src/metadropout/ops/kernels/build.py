@@ -73,7 +73,7 @@ def _load_or_build() -> ctypes.CDLL:
         except OSError as error:  # a folder that is not to be used, no space in it, or not to be executed from
             if not built.exists():
                 _compile(built)
-            _log.warning("compiled kernels are not kept, each process compiles them anew: %s", error)
+            _log.warning("compiled kernels are not kept, each process compiles them again: %s", error)
             return ctypes.CDLL(str(built))  # stays loaded when the file is gone
 
 

@@ -45,7 +45,7 @@ ROUNDS, MOST_IMAGES, MOST_OPERATIONS = 9, 20, 4e9
 """Of a measurement; a task's support set has about that many images."""
 
 FAIR_ROUNDS, HOPELESS = 3, 1.5
-"""After so many rounds, what takes that many times as long as the fastest is not measured again."""
+"""After that many rounds, what takes this many times as long as the fastest is not measured again."""
 
 _log = logging.getLogger(__name__)
 _one_at_a_time = threading.Lock()

@@ -232,17 +232,17 @@ struct Images {
     Int size() const { return height * row(); }
 };
 
-// The tiles of several images that are of one kind, down and across, and where their pixels lie.
-struct Kind {
+// The tiles of one shape in several images, in rows and columns, and where their pixels are.
+struct TileGrid {
     Int top, down, left, across;  // first row and number of tiles, first column and number of tiles
     Int tiles() const { return down * across; }  // per image
 };
 
 struct Place {
     Int image, y, x;
-    template <class Down, class Across> static Place of(const Kind& kind, Int tile) {
-        return {tile / kind.tiles(), kind.top + tile % kind.tiles() / kind.across * Down::OUTPUTS,
-                kind.left + tile % kind.across * Across::OUTPUTS};
+    template <class Down, class Across> static Place of(const TileGrid& grid, Int tile) {
+        return {tile / grid.tiles(), grid.top + tile % grid.tiles() / grid.across * Down::OUTPUTS,
+                grid.left + tile % grid.across * Across::OUTPUTS};
     }
 };
 
@@ -269,8 +269,8 @@ inline void fetch(const float* from, Int size) {
     for (Int i = 0; i < size; i += LINE) __builtin_prefetch(from + i);
 }
 
-// Calls work.run<Down, Across>(kind) for all kinds of tiles, of which Small has one and Large four.
-template <class Tile, class Work> inline void each_kind(const Cover& down, const Cover& across, Work& work) {
+// Calls work.run<Down, Across>(grid) for all shapes of tiles, of which Small has one and Large four.
+template <class Tile, class Work> inline void each_grid(const Cover& down, const Cover& across, Work& work) {
     typedef typename Tile::Long Long;
     typedef typename Tile::Short Short;
     const Int top = down.longs * Long::OUTPUTS, left = across.longs * Long::OUTPUTS;
@@ -361,13 +361,13 @@ template <class Tile> struct Convolution {
     const float *x, *u, *x2, *u2, *bias, *also, *outside;
     float *tiles, *products, *out;
 
-    template <class Down, class Across> void run(const Kind& kind) {
-        const Int from = input.channels, to = output.channels, end = images * kind.tiles();
+    template <class Down, class Across> void run(const TileGrid& grid) {
+        const Int from = input.channels, to = output.channels, end = images * grid.tiles();
         for (Int t = 0; t < end; t += Tile::TILES) {
             const Int count = smaller(end - t, Tile::TILES);
             for (int part = 0; part < (x2 ? 2 : 1); ++part) {
                 for (Int i = 0; i < count; ++i) {
-                    const Place place = Place::of<Down, Across>(kind, t + i);
+                    const Place place = Place::of<Down, Across>(grid, t + i);
                     const Window<Down, Across, 1> window(input, part ? x2 : x, place, outside);
                     transform_input(window, from, tiles + i * from, plane<Tile>(from), LANES);
                 }
@@ -381,7 +381,7 @@ template <class Tile> struct Convolution {
                     }
             }
             for (Int i = 0; i < count; ++i) {
-                const Place place = Place::of<Down, Across>(kind, t + i);
+                const Place place = Place::of<Down, Across>(grid, t + i);
                 const Int at = place.image * output.size() + place.y * output.row() + place.x * to;
                 transform_output<Down, Across>(products, i, to, bias, also ? also + at : nullptr,
                                                output.height - place.y, output.width - place.x, output.row(), out + at);
@@ -397,12 +397,12 @@ template <class Tile> struct Gradient {
     const float *x, *g, *outside;
     float *tiles, *gradients, *sums, *bias;
 
-    template <class Down, class Across> void run(const Kind& kind) {
-        const Int C = input.channels, K = output.channels, end = images * kind.tiles();
+    template <class Down, class Across> void run(const TileGrid& grid) {
+        const Int C = input.channels, K = output.channels, end = images * grid.tiles();
         for (Int t = 0; t < end; t += Tile::TILES) {
             const Int count = smaller(end - t, Tile::TILES);
             for (Int i = 0; i < count; ++i) {
-                const Place place = Place::of<Down, Across>(kind, t + i);
+                const Place place = Place::of<Down, Across>(grid, t + i);
                 const Window<Down, Across, 1> around(input, x, place, outside);
                 const Window<Down, Across, 0> window(output, g, place, outside);
                 transform_input(around, C, tiles + i * LANES, plane<Tile>(C), Tile::TILES * LANES);  // in panels
@@ -472,7 +472,7 @@ void convolution(Int first, Int last, Int height, Int width, Int from, Int to, c
         Convolution<Tile> work = {input, output, images, x + in_x, u, x2 ? x2 + in_x : nullptr, u2,
                                   bias, also ? also + in_out : nullptr, outside.get(), tiles.get(), products.get(),
                                   out + in_out};
-        each_kind<Tile>(down, across, work);
+        each_grid<Tile>(down, across, work);
     }
 }
 
@@ -496,7 +496,7 @@ void gradient(Int first, Int last, Int parts, Int n, Int height, Int width, Int 
             fetch(g + i * output.size(), images * output.size());
             Gradient<Tile> work = {input, output, images, x + i * input.size(), g + i * output.size(),
                                    outside.get(), tiles.get(), gradients.get(), sums, bias};
-            each_kind<Tile>(down, across, work);
+            each_grid<Tile>(down, across, work);
         }
     }
 }

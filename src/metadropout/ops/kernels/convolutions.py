@@ -111,7 +111,7 @@ def convolve(
         weight: (out_channels, in_channels, 3, 3).
         x2: more images.
         weight2: their weights.
-        tile: size of the tiles, 2 or 4; of no meaning for images of few channels.
+        tile: size of the tiles, 2 or 4; without effect on images of few channels.
         turned: convolve with the kernels turned round, from output to input channels: the input's gradient.
         bias: (out_channels,).
         also: images of the result's shape.
