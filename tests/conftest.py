@@ -12,6 +12,8 @@ from torch import nn
 from toys import NETWORKS, make_episode, randomise
 
 import metadropout as md
+from metadropout.config import AXES
+from metadropout.registry import REGISTRIES, imported
 
 TINY = {
     "data": {"name": "glyphs", "train_classes": 12, "validation_classes": 6, "test_classes": 6},
@@ -37,6 +39,16 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _own_parts_stay_in_their_test() -> Iterator[None]:
+    before, modules = {axis: dict(AXES[axis]) for axis in AXES}, list(imported)
+    yield
+    for axis, parts in before.items():
+        REGISTRIES[axis].clear()
+        REGISTRIES[axis].update(parts)
+    imported[:] = modules
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from metadropout.options import (
     options_of,
 )
 from metadropout.perturbations import PERTURBATIONS
+from metadropout.registry import title_of
 from metadropout.safe_yaml import read_yaml
 
 AXES: dict[str, Mapping[str, Callable[..., Any]]] = {
@@ -282,9 +283,12 @@ def method_name(config: Config) -> str:
         parts = (config.learner["class"], config.perturbation["class"])
         names = [part.rpartition(".")[2] for part in parts]
         return " + ".join(name for name in names if name not in ("", "NoPerturbation"))
-    learner = LEARNERS[config.learner["name"]].title or config.learner["name"]
-    name = config.perturbation["name"]
-    return learner if name == "none" else f"{learner} + {'Meta-dropout' if name == 'metadropout' else name}"
+    learner, perturbation = config.learner["name"], config.perturbation["name"]
+    titles = [
+        title_of("learner", learner),
+        *([] if perturbation == "none" else [title_of("perturbation", perturbation)]),
+    ]
+    return " + ".join(titles)
 
 
 def task_options(config: Config) -> dict[str, Any]:

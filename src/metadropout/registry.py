@@ -48,6 +48,12 @@ imported: list[str] = []
 """The user's modules, as they were named, for messages and for processes that are started from here."""
 
 
+def title_of(axis: str, name: str) -> str:
+    """Return what a part is called in reports: its own `title`, if it has one, or its name in recipes."""
+    own = getattr(REGISTRIES[axis].get(name), "__dict__", {})  # a base class's title would name another part
+    return str(own.get("title") or name)
+
+
 def register(axis: str, name: str) -> Callable[[T], T]:
     """Return a decorator that adds a class or function to an axis, under the name that recipes use.
 

@@ -80,7 +80,7 @@ def test_a_model_that_cannot_be_batched_is_named_with_the_way_out() -> None:
 class DrawsNumbers(NoPerturbation):
     """Draws what cannot be batched, and does not say so."""
 
-    random = True
+    traits = md.Traits(random=True)
 
     def after(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
         return f * context.numbers().random() if context.support else f
@@ -92,7 +92,7 @@ class DrawsNumbers(NoPerturbation):
 
 def test_a_perturbation_that_cannot_be_batched_is_told_to_say_so(conv4: md.Conv4) -> None:
     learner = md.MAML(conv4, DrawsNumbers(conv4))
-    with pytest.raises(md.TrainingError, match="its class should say: tasks_share_a_batch = False"):
+    with pytest.raises(md.TrainingError, match=r"its class should say: traits = Traits\(tasks_share_a_batch=False\)"):
         learner.task_gradients([make_episode()] * 2, [md.SeededNoise(0)] * 2)
 
 

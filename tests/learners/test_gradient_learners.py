@@ -166,7 +166,7 @@ REFUSED = {
 def test_perturbations_compose_or_are_refused_with_the_reason(kind: str, perturbation: str) -> None:
     network = make_network(kind)
     noise = make_perturbation(perturbation, network)
-    trained, by_steps = any(p.requires_grad for p in noise.parameters()), bool(noise.needs_second_order)
+    trained, by_steps = any(p.requires_grad for p in noise.parameters()), bool(noise.traits.needs_second_order)
     if kind in REFUSED and (by_steps if kind != "reptile" else trained):
         with pytest.raises(ValueError, match=REFUSED[kind]):
             LEARNERS[kind](network, noise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import metadropout as md
 from metadropout.learners import GradientLearner
 from metadropout.networks import find_layers
 from metadropout.networks.layers import apply_layer, module_key
-from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation
+from metadropout.perturbations import PERTURBATIONS, Pass, Perturbation, PerturbedNetwork
 from metadropout.robustness.attacks import projected_gradient_descent
 
 ALL = list(PERTURBATIONS)
@@ -70,7 +71,7 @@ class Chosen:
 
 def logits_of(learner: GradientLearner, x: Tensor, source: Any) -> Tensor:
     """A support pass of a learner, before any adaptation."""
-    context = support_pass(learner.perturbation, [source.stream(0, 0)] if learner.perturbation.random else [])
+    context = support_pass(learner.perturbation, [source.stream(0, 0)] if learner.perturbation.traits.random else [])
     return learner.perturbed.run(dict(learner.named_parameters()), x, context)
 
 
@@ -221,14 +222,14 @@ def test_only_what_says_so_is_adapted(name: str, conv4: md.Conv4) -> None:
     perturbation, episode = make(name, conv4), make_episode()
     learner = md.MAML(conv4, perturbation, inner_lr=0.1, steps=2)
     before = {n: p.detach() for n, p in learner.named_parameters()}
-    source = md.SeededNoise(0) if perturbation.random else None
+    source = md.SeededNoise(0) if perturbation.traits.random else None
     after = learner.inner_steps(dict(before), episode.support_x, episode.support_y, source, 1, differentiable=False)
     own = {n for n in before if n.startswith("perturbation.")}
     changed = {n for n in own if not torch.equal(before[n], after[n])}
     assert changed == (own if name in ("more-parameters", "vib", "information-dropout") else set())
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if PERTURBATIONS[name].random or name == "combined"])
+@pytest.mark.parametrize("name", [name for name in ALL if PERTURBATIONS[name].traits.random or name == "combined"])
 def test_a_step_with_many_samples_is_the_mean_of_single_ones(name: str, conv4: md.Conv4) -> None:
     perturbation, episode = make(name, conv4), make_episode()
     learner = md.MAML(conv4, perturbation, inner_lr=0.1, steps=1)
@@ -254,7 +255,7 @@ def test_a_step_with_many_samples_is_the_mean_of_single_ones(name: str, conv4: m
 @pytest.mark.parametrize("name", ALL)
 def test_first_order_is_refused_exactly_where_a_reason_is_declared(name: str, conv4: md.Conv4) -> None:
     perturbation = make(name, conv4)
-    if perturbation.needs_second_order:
+    if perturbation.traits.needs_second_order:
         with pytest.raises(ValueError, match="first_order cannot be used with"):
             md.MAML(conv4, perturbation, first_order=True)
         return
@@ -444,17 +445,19 @@ def test_query_images_get_the_factor_that_the_table_says(name: str, conv4: md.Co
     assert torch.equal(perturbation.after("head", torch.rand(3, 4, dtype=torch.float64), logits, query), logits)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in PERTURBATIONS.items() if kind.support_only])
+@pytest.mark.parametrize("name", [name for name, kind in PERTURBATIONS.items() if kind.traits.support_only])
 def test_a_query_pass_without_a_perturbation_equals_the_one_with_it(name: str, network: nn.Module) -> None:
     learner, x = md.MAML(network, make(name, network)).double(), make_episode().query_x
     weights = dict(learner.named_parameters())
     without = learner.perturbed.run(weights, x, learner.perturbed.query_pass(weights))
-    learner.perturbation.support_only = False  # type: ignore[misc]
-    torch.testing.assert_close(learner.perturbed.run(weights, x, learner.perturbed.query_pass(weights)), without)
+    perturbation = learner.perturbation
+    perturbation.traits = replace(perturbation.traits, support_only=False)
+    acting = PerturbedNetwork(network, perturbation)
+    torch.testing.assert_close(acting.run(weights, x, acting.query_pass(weights)), without)
 
 
 def test_every_perturbation_of_features_has_its_query_form_tested() -> None:
-    assert set(QUERY_FORMS) == {name for name, kind in PERTURBATIONS.items() if kind.changes == "features"}
+    assert set(QUERY_FORMS) == {name for name, kind in PERTURBATIONS.items() if kind.traits.changes == ("features",)}
 
 
 SUPPORT_FORMS: dict[str, Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], Tensor]] = {
@@ -475,7 +478,7 @@ def test_support_images_get_noise_that_depends_on_them_as_the_table_says(name: s
     perturbation = make(name, conv4)
     h, f, e = torch.randn(3, 2, 4, 8, 8, dtype=torch.float64)
     context = support_pass(
-        perturbation, [md.RecordedNoise([e], per_pass=1).stream(0, 0)] if perturbation.random else []
+        perturbation, [md.RecordedNoise([e], per_pass=1).stream(0, 0)] if perturbation.traits.random else []
     )
     got = perturbation.after("blocks.1.conv", h, f, context)
     if name == "information-dropout":
@@ -861,7 +864,7 @@ def test_transposed_convolutions_are_perturbed_as_others(name: str) -> None:
 # --- combinations, and perturbations of one's own --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if PERTURBATIONS[name].changes not in ("nothing", "labels")])
+@pytest.mark.parametrize("name", [name for name in ALL if PERTURBATIONS[name].traits.changes not in ((), ("labels",))])
 def test_combined_with_a_mixup_that_mixes_nothing_a_perturbation_is_itself(name: str, conv4: md.Conv4) -> None:
     episode, source = make_episode(), Chosen(1.0, md.SeededNoise(0))
     alone = make(name, conv4)
@@ -889,7 +892,7 @@ def test_combining_two_of_a_kind_is_refused_with_the_reason(conv4: md.Conv4) -> 
     class Relabels(Perturbation):
         """Acts on the labels, too, and says so of the weights only."""
 
-        changes = "weights"
+        traits = md.Traits(changes=("weights",))
 
         def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
             return logits.sum()
@@ -905,7 +908,7 @@ def test_combining_two_of_a_kind_is_refused_with_the_reason(conv4: md.Conv4) -> 
         combine({"name": "nothing"})
     with pytest.raises(ValueError, match="'metadropout' cannot be a part of a combination: write"):
         combine("metadropout")
-    with pytest.raises(ValueError, match="Silent says that it acts on nothing: leave it out, or set"):
+    with pytest.raises(ValueError, match="Silent says that it acts on nothing: leave it out, or name"):
         combine(Silent(conv4))
     with pytest.raises(ValueError, match="a combination cannot be a part of another one"):
         combine(PERTURBATIONS["combined"](conv4, parts=[{"name": "mixup"}]))
@@ -951,7 +954,7 @@ def test_mistakes_in_a_perturbation_of_ones_own_are_told_as_what_they_are(conv4:
         def label_loss(self, logits: Tensor, y: Tensor, context: Pass) -> Tensor:
             return logits[99].sum()
 
-    with pytest.raises(ValueError, match="set the perturbation's class attribute random = True"):
+    with pytest.raises(ValueError, match="say so in its class: traits = Traits\\(random=True\\)"):
         md.MAML(conv4, Forgetful(conv4)).loss(make_episode())
     with pytest.raises(IndexError):
         md.MAML(conv4, Broken(conv4)).loss(make_episode())
@@ -963,8 +966,7 @@ def test_a_new_perturbation_is_one_class(conv4: md.Conv4) -> None:
     class Shaken(Perturbation):
         """Adds noise of a learned size to the logits of support images."""
 
-        changes = "features"
-        random = True
+        traits = md.Traits(changes=("features",), random=True)
         sites = ("head",)
 
         def __init__(self, network: nn.Module) -> None:
@@ -981,3 +983,27 @@ def test_a_new_perturbation_is_one_class(conv4: md.Conv4) -> None:
     assert learner.task_gradient(episode, generator=noise).gradients["perturbation.size"] != 0
     mixed = PERTURBATIONS["combined"](conv4, parts=[Shaken(conv4), {"name": "mixup"}])
     assert md.MAML(conv4, mixed).loss(episode, generator=noise).isfinite()
+
+
+def test_traits_of_a_combination_are_those_of_all_its_parts(conv4: md.Conv4) -> None:
+    parts = [make("vib", conv4), make("mixup", conv4)]
+    assert PERTURBATIONS["combined"](conv4, parts=parts).traits == md.Traits(
+        changes=("features", "labels"),
+        random=True,
+        samples_share_a_batch=False,
+        tasks_share_a_batch=False,
+        adapts=True,
+        support_only=True,
+        needs_second_order=parts[0].traits.needs_second_order,
+    )
+
+
+def test_traits_that_could_not_be_meant_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"changes is 'features'; it lists what is acted on, of features, .*'features',"
+    ):
+        md.Traits(changes="features")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"changes is \('logits',\)"):
+        md.Traits(changes=("logits",))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Old.random has no effect: write traits = Traits\(random=...\)"):
+        type("Old", (Perturbation,), {"random": True})

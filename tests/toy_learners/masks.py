@@ -18,4 +18,4 @@ class MaskedMAML(md.MAML):
         return super().inner_step(weights, masked, loss=loss, state=state, step=step)
 
     def samples_used(self, asked=None):
-        return super().samples_used(asked) if self.perturbation.random else 1
+        return super().samples_used(asked) if self.perturbation.traits.random else 1

@@ -62,7 +62,7 @@ class Job:
         except MetadropoutError:
             return None
         # Files of earlier versions do not say how many samples were asked for, only how many were used.
-        used = TEST_SAMPLES if PERTURBATIONS[self.config.perturbation["name"]].random else 1
+        used = TEST_SAMPLES if PERTURBATIONS[self.config.perturbation["name"]].traits.random else 1
         samples = test.asked_samples or (TEST_SAMPLES if test.mc_samples == used else None)
         as_asked = "test", 0, None, self.config.training.iterations, TEST_SAMPLES
         if (test.split, test.seed, test.episode_list, test.iteration, samples) != as_asked:

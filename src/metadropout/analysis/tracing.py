@@ -13,6 +13,7 @@ from metadropout.networks.functional import Normalisation
 from metadropout.networks.layers import find_activations
 from metadropout.noise import NoiseSource, NoiseStream
 from metadropout.perturbations import Perturbation, PerturbedNetwork
+from metadropout.perturbations.combined import parts_of
 
 Weights = Mapping[str, Tensor]
 
@@ -104,7 +105,7 @@ class Probe:
             acts = name in perturbation.sites
             if name in listed:
                 factor, undisturbed = None, result
-                if acts and perturbation.multiplicative and name != self.found.head:
+                if acts and perturbation.traits.multiplicative and name != self.found.head:
                     factor = perturbation.after(name, h, torch.ones_like(f), deterministic)
                     undisturbed = f * factor
                 elif acts and context.support:
@@ -138,9 +139,9 @@ def initial_weights(learner: Learner) -> dict[str, Tensor]:
 
 def draws_features(perturbation: Perturbation) -> bool:
     """Say whether support passes perturb features at random: not so where nothing is drawn, or images are mixed."""
-    parts = [part for part in perturbation.modules() if isinstance(part, Perturbation)]
-    noisy = any(part.random and part.changes in ("features", "weights") for part in parts)
-    return noisy and all(part.changes != "labels" for part in parts)
+    parts = [part.traits for part in parts_of(perturbation)]
+    noisy = any(part.random and {"features", "weights"} & {*part.changes} for part in parts)
+    return noisy and all("labels" not in part.changes for part in parts)
 
 
 def noise_strengths(learner: Learner, x: Tensor, noise: NoiseSource) -> dict[str, float]:

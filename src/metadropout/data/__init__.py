@@ -25,3 +25,7 @@ __all__ = [
     "save_episodes",
     "split_classes",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

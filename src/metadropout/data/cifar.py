@@ -15,6 +15,7 @@ from PIL import Image
 from metadropout.data.archives import TarTree, open_tree
 from metadropout.data.cache import Contents, Preparation, open_prepared
 from metadropout.data.class_lists import published
+from metadropout.data.dataset import data_set
 from metadropout.data.decode import SUFFIXES, decode_all, to_array
 from metadropout.data.images import ImageShape, Splits, UInt8Array
 from metadropout.data.locations import data_directory
@@ -35,8 +36,24 @@ MAX_BATCH_BYTES = 2**29
 _log = logging.getLogger(__name__)
 
 
+def find_in(directory: Path) -> Source | None:
+    """Look for CIFAR-100 in a directory."""
+    if directory.is_file():
+        return Source(directory, (directory,))
+    for folder in (directory, directory / "cifar100"):
+        for name in (ARCHIVE, "cifar100.zip"):
+            if (folder / name).is_file():
+                return Source(directory, (folder / name,))
+    folders = [directory / "cifar-100-python", directory / "cifar100" / "data", directory / "cifar100", directory]
+    for folder in folders:
+        if (folder / "apple").is_dir() or all((folder / name).is_file() for name in BATCHES):
+            return Source(directory, (folder,))
+    return None
+
+
+@data_set("CIFAR-FS", citation="Bertinetto et al., 2019", prepared_as="cifar100-", find_in=find_in)
 def cifar_fs(*, image_size: ImageSize = SIDE, directory: str | None = None) -> Splits:
-    """CIFAR-FS: the classes of CIFAR-100 split at random into 64, 16 and 20 (Bertinetto et al. 2019).
+    """CIFAR-FS: the classes of CIFAR-100 split at random into 64, 16 and 20 (Bertinetto et al., 2019).
 
     Args:
         image_size: height and width of the images; 32 is their own.
@@ -46,8 +63,9 @@ def cifar_fs(*, image_size: ImageSize = SIDE, directory: str | None = None) -> S
     return _open("cifar_fs", image_size, directory)
 
 
+@data_set("FC100", citation="Oreshkin et al., 2018", prepared_as="cifar100-", find_in=find_in)
 def fc100(*, image_size: ImageSize = SIDE, directory: str | None = None) -> Splits:
-    """FC100: the classes of CIFAR-100 split by superclass into 60, 20 and 20 (Oreshkin et al. 2018).
+    """FC100: the classes of CIFAR-100 split by superclass into 60, 20 and 20 (Oreshkin et al., 2018).
 
     Args:
         image_size: height and width of the images; 32 is their own.
@@ -73,21 +91,6 @@ def _open(benchmark: str, image_size: int, directory: str | None) -> Splits:
         )
     )
     return prepared.split(prepared.lists_of_source(benchmark))
-
-
-def find_in(directory: Path) -> Source | None:
-    """Look for CIFAR-100 in a directory."""
-    if directory.is_file():
-        return Source(directory, (directory,))
-    for folder in (directory, directory / "cifar100"):
-        for name in (ARCHIVE, "cifar100.zip"):
-            if (folder / name).is_file():
-                return Source(directory, (folder / name,))
-    folders = [directory / "cifar-100-python", directory / "cifar100" / "data", directory / "cifar100", directory]
-    for folder in folders:
-        if (folder / "apple").is_dir() or all((folder / name).is_file() for name in BATCHES):
-            return Source(directory, (folder,))
-    return None
 
 
 def _obtain(directory: str | None) -> Source:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from metadropout.data.archives import open_tree, paths_in
 from metadropout.data.cache import Contents, Preparation, PreparedSet, open_prepared
 from metadropout.data.class_lists import SplitLists, by_share, check_lists, counted, listed
+from metadropout.data.dataset import data_set
 from metadropout.data.decode import FORMATS, SUFFIXES, decode_all, to_array
 from metadropout.data.images import ImageShape, Splits
 from metadropout.data.sources import Source
@@ -31,6 +32,7 @@ SPLIT_FOLDERS = {
 _log = logging.getLogger(__name__)
 
 
+@data_set("folder", prepared_as="folder-")
 def folder(
     *,
     directory: str | None = None,

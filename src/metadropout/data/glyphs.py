@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from metadropout.data.dataset import data_set
 from metadropout.data.images import ImageSet, ImageShape, IntArray, Splits, UInt8Array
 from metadropout.errors import DataError
 from metadropout.options import Limits, Seed
@@ -96,6 +97,7 @@ class Glyphs(ImageSet):
         return drawn
 
 
+@data_set("glyphs")
 def glyphs(
     *,
     train_classes: Annotated[int, Limits(1, 1_000_000)] = 1000,

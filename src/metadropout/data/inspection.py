@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from metadropout.data import cifar, miniimagenet, omniglot
 from metadropout.data.cache import Manifest, PreparedSet, read_manifest
 from metadropout.data.class_lists import counted, listed
+from metadropout.data.dataset import DataSet
 from metadropout.data.findings import Finding
 from metadropout.data.images import ImageSet, Splits
 from metadropout.data.locations import cache_directory, data_directory
+from metadropout.data.registry import DATASETS
 from metadropout.data.sources import Source
 from metadropout.errors import DataError
-
-# The start of the cache's file names, and what looks for the source in a directory.
-_FILE_BASED: dict[str, tuple[str, Callable[[Path], Source | None]]] = {
-    "cifar_fs": ("cifar100-", cifar.find_in),
-    "fc100": ("cifar100-", cifar.find_in),
-    "folder": ("folder-", lambda _: None),
-    "miniimagenet": ("miniimagenet-", miniimagenet.find_in),
-    "omniglot": ("omniglot-", omniglot.find_in),
-}
 
 
 class DatasetState(NamedTuple):
@@ -37,22 +29,22 @@ class DatasetState(NamedTuple):
 
 def state_of(name: str) -> DatasetState:
     """Say whether a data set is prepared, waiting in the data directory, or missing."""
-    if name not in _FILE_BASED:
-        return DatasetState("built in", "needs no files")
-    prefix, find_in = _FILE_BASED[name]
-    manifests = [read_manifest(path) for path in sorted(cache_directory().glob(f"{prefix}*.json"))]
+    data_set = DATASETS[name]
+    if not isinstance(data_set, DataSet) or not data_set.prepared_as:
+        return DatasetState("built in" if isinstance(data_set, DataSet) else "yours", "needs no files")
+    manifests = [read_manifest(path) for path in sorted(cache_directory().glob(f"{data_set.prepared_as}*.json"))]
     prepared = [manifest for manifest in manifests if manifest is not None]
     if prepared:
         return DatasetState("prepared", ", ".join(_describe(manifest) for manifest in prepared))
-    if name == "folder":
+    if data_set.find_in is None:
         return DatasetState("yours", "any folder of images, with --from")
     try:
-        source = find_in(data_directory())
+        source = data_set.find_in(data_directory())
     except DataError as error:
         return DatasetState("incomplete", str(error))
     if source is not None:
         return DatasetState("found", str(source.inputs[0]))
-    return DatasetState("downloaded when needed" if name == "omniglot" else "not here", f"looked in {data_directory()}")
+    return DatasetState(data_set.absent, f"looked in {data_directory()}")
 
 
 def prepared_of(images: ImageSet) -> PreparedSet | None:
@@ -85,8 +77,9 @@ def check(splits: Splits) -> list[Finding]:
     found.append(Finding(True, f"the pixels in {prepared.pixel_path} have the checksum of the manifest"))
     found.append(_check_source(prepared))
     found += [Finding(False, f"left out: {text}") for text in prepared.manifest["notes"].get("left out", [])]
-    if prepared.manifest["name"].startswith(_FILE_BASED["miniimagenet"][0]):
-        found += miniimagenet.identify(prepared.manifest)
+    for data_set in DATASETS.values():
+        if getattr(data_set, "identify", None) and prepared.manifest["name"].startswith(data_set.prepared_as):
+            found += data_set.identify(prepared.manifest)
     return [*found, _check_duplicates(there)]
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 from metadropout.data.archives import TAR_SUFFIXES, is_unsafe_name, open_tree, paths_in
 from metadropout.data.cache import Contents, Manifest, Preparation, open_prepared
 from metadropout.data.class_lists import check_lists, listed, published
+from metadropout.data.dataset import data_set
 from metadropout.data.decode import SUFFIXES, decode_all, to_array
 from metadropout.data.findings import Finding
 from metadropout.data.images import ImageShape, Splits, UInt8Array
@@ -46,6 +47,57 @@ OUR_COPY = "ede2dbf0cf11d5a2310f389cb7a2a88fbb26e97aaf201cefd0b95277be005a93"
 _log = logging.getLogger(__name__)
 
 
+def find_in(directory: Path) -> Source | None:
+    """Look for one of the layouts in a directory.
+
+    Raises:
+        DataError: if there is a part of one, and no other.
+    """
+    layouts = [layout for folder in FOLDERS for layout in _layouts(directory / folder)]
+    for layout in layouts:
+        if all(path.exists() for path in layout):
+            return Source(directory, tuple(layout))
+    for layout in layouts:
+        absent = [path.name for path in layout if not path.exists()]
+        if layout[0].is_file():
+            raise DataError(
+                f"{layout[0].parent}: {layout[0].name} is there, but not {', '.join(absent)}; miniImageNet needs all"
+            )
+    return None
+
+
+def identify(manifest: Manifest) -> Iterator[Finding]:
+    """Say whether prepared classes and files are the published ones, and which copy of the images it is."""
+    for part, names in published("miniimagenet").items():
+        found = manifest["splits"]["published"][part]
+        odd = sorted(set(names) ^ set(found))
+        same = f"the {len(found)} {part} classes are Ravi and Larochelle's"
+        yield Finding(not odd, f"{same} but for {listed(odd, 5)}" if odd else same)
+    notes = manifest["notes"]
+    if "images" not in notes:
+        yield Finding(False, "the source holds no image files, so it cannot be said which copy of the images it is")
+        return
+    for part, digest in FILE_LISTS.items():
+        same_files = notes["files"].get(part) == digest
+        yield Finding(same_files, f"the {part} files are {'' if same_files else 'not '}those of their csv list")
+    total, name = sum(manifest["classes"].values()), notes["images"][:16]
+    if notes["images"] == OUR_COPY:
+        yield Finding(True, f"the {total} images are the copy with which this project's results were measured ({name})")
+    else:
+        yield Finding(
+            False,
+            f"another copy of the images than the one with which this project's results were measured: {total} files "
+            f"({name} instead of {OUR_COPY[:16]}); accuracies can differ by about a point",
+        )
+
+
+@data_set(
+    "miniImageNet",
+    citation="Vinyals et al., 2016; Ravi and Larochelle, 2017",
+    prepared_as="miniimagenet-",
+    find_in=find_in,
+    identify=identify,
+)
 def miniimagenet(*, image_size: ImageSize = 84, directory: str | None = None) -> Splits:
     """miniImageNet, in colour, with Ravi and Larochelle's 64, 16 and 20 classes.
 
@@ -73,25 +125,6 @@ def miniimagenet(*, image_size: ImageSize = 84, directory: str | None = None) ->
         )
     )
     return prepared.split(prepared.lists_of_source("published"))
-
-
-def find_in(directory: Path) -> Source | None:
-    """Look for one of the layouts in a directory.
-
-    Raises:
-        DataError: if there is a part of one, and no other.
-    """
-    layouts = [layout for folder in FOLDERS for layout in _layouts(directory / folder)]
-    for layout in layouts:
-        if all(path.exists() for path in layout):
-            return Source(directory, tuple(layout))
-    for layout in layouts:
-        absent = [path.name for path in layout if not path.exists()]
-        if layout[0].is_file():
-            raise DataError(
-                f"{layout[0].parent}: {layout[0].name} is there, but not {', '.join(absent)}; miniImageNet needs all"
-            )
-    return None
 
 
 def _layouts(folder: Path) -> list[list[Path]]:
@@ -139,31 +172,6 @@ def _read(source: Source, shape: ImageShape) -> Contents:
             IMAGES_PER_CLASS,
         )
     return Contents(merged, images, splits={"published": lists}, notes=notes)
-
-
-def identify(manifest: Manifest) -> Iterator[Finding]:
-    """Say whether prepared classes and files are the published ones, and which copy of the images it is."""
-    for part, names in published("miniimagenet").items():
-        found = manifest["splits"]["published"][part]
-        odd = sorted(set(names) ^ set(found))
-        same = f"the {len(found)} {part} classes are Ravi and Larochelle's"
-        yield Finding(not odd, f"{same} but for {listed(odd, 5)}" if odd else same)
-    notes = manifest["notes"]
-    if "images" not in notes:
-        yield Finding(False, "the source holds no image files, so it cannot be said which copy of the images it is")
-        return
-    for part, digest in FILE_LISTS.items():
-        same_files = notes["files"].get(part) == digest
-        yield Finding(same_files, f"the {part} files are {'' if same_files else 'not '}those of their csv list")
-    total, name = sum(manifest["classes"].values()), notes["images"][:16]
-    if notes["images"] == OUR_COPY:
-        yield Finding(True, f"the {total} images are the copy with which this project's results were measured ({name})")
-    else:
-        yield Finding(
-            False,
-            f"another copy of the images than the one with which this project's results were measured: {total} files "
-            f"({name} instead of {OUR_COPY[:16]}); accuracies can differ by about a point",
-        )
 
 
 class _Layout(NamedTuple):

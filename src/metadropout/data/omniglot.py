@@ -14,6 +14,7 @@ from PIL import Image
 from metadropout.data.archives import open_tree
 from metadropout.data.cache import Contents, Preparation, PreparedSet, open_prepared
 from metadropout.data.class_lists import SplitLists
+from metadropout.data.dataset import data_set
 from metadropout.data.decode import decode_all, to_array
 from metadropout.data.download import download as fetch
 from metadropout.data.images import ImageSet, ImageShape, Splits, UInt8Array
@@ -48,6 +49,20 @@ PARTS = (
 )
 
 
+def find_in(directory: Path) -> Source | None:
+    """Look for both parts in a directory."""
+    folder = directory.parent if directory.is_file() else directory
+    inputs = [found for part in PARTS if (found := _find_part(folder, part))]
+    return Source(folder, tuple(inputs)) if len(inputs) == len(PARTS) else None
+
+
+@data_set(
+    "Omniglot",
+    citation="Lake et al., 2015",
+    prepared_as="omniglot-",
+    find_in=find_in,
+    absent="downloaded when needed",
+)
 def omniglot(
     *,
     split: Literal["random", "original"] = "random",
@@ -125,13 +140,6 @@ def _split(prepared: PreparedSet, lists: SplitLists, validation_characters: int,
 
 def _rotated(characters: ImageSet) -> ImageSet:
     return RotatedClasses(characters)
-
-
-def find_in(directory: Path) -> Source | None:
-    """Look for both parts in a directory."""
-    folder = directory.parent if directory.is_file() else directory
-    inputs = [found for part in PARTS if (found := _find_part(folder, part))]
-    return Source(folder, tuple(inputs)) if len(inputs) == len(PARTS) else None
 
 
 def _find_part(directory: Path, part: PublishedArchive) -> Path | None:

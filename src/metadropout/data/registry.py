@@ -24,7 +24,7 @@ DATASETS = Registry(
         "omniglot": omniglot,
     },
 )
-"""Name → function; its keyword-only parameters are the options, its docstring their help."""
+"""By name; keyword-only parameters are the options, the docstring their help."""
 
 
 def open_dataset(name: str, **options: Any) -> Splits:

@@ -68,3 +68,7 @@ __all__ = [
     "UnicornMetaSGD",
     "accuracy",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

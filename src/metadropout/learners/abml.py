@@ -47,6 +47,7 @@ class ABML(MAML):
     """
 
     title = "ABML"
+    citation = "Ravi and Beatson, 2019"
     is_random = True
 
     def __init__(

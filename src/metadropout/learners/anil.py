@@ -12,6 +12,7 @@ class ANIL(MAML):
     """
 
     title = "ANIL"
+    citation = "Raghu et al., 2020"
 
     def adapted_by_default(self) -> list[str]:
         head = self.layers().head

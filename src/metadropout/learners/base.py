@@ -54,6 +54,8 @@ class Learner(nn.Module, ABC):
 
     title: ClassVar[str] = ""
     """What it is called in reports; by default its name in recipes."""
+    citation: ClassVar[str] = ""
+    """Who described it, as in "Finn et al., 2017"."""
     network_gives: ClassVar[Literal["logits", "a logit", "features"]] = "logits"
     """Whether its network ends with a head that gives a logit for each class, or only one, or without a head."""
     tasks_in_order: ClassVar[bool] = False

@@ -130,4 +130,6 @@ class _StackedStream:
         return draws[self._task]
 
     def numbers(self) -> np.random.Generator:
-        raise RuntimeError("numbers that are not normal are drawn; its class should say: tasks_share_a_batch = False")
+        raise RuntimeError(
+            "numbers that are not normal are drawn; its class should say: traits = Traits(tasks_share_a_batch=False)"
+        )

@@ -16,6 +16,7 @@ class CAVIA(MAML):
     """
 
     title = "CAVIA"
+    citation = "Zintgraf et al., 2019"
 
     def adapted_by_default(self) -> list[str]:
         names = [name for name, _ in self.network.named_buffers() if name.rpartition(".")[2] == "context"]

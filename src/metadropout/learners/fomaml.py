@@ -24,6 +24,7 @@ class FOMAML(MAML):
     """
 
     title = "first-order MAML"
+    citation = "Finn et al., 2017"
 
     def __init__(
         self,

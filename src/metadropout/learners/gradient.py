@@ -100,10 +100,10 @@ class GradientLearner(Learner):
         self.network = network
         self.perturbation = perturbation or NoPerturbation(network)
         trained = any(p.requires_grad for p in self.perturbation.parameters())
-        if first_order and trained and self.perturbation.needs_second_order:
+        if first_order and trained and self.perturbation.traits.needs_second_order:
             raise ValueError(
                 f"first_order cannot be used with {type(self.perturbation).__name__}: "
-                f"{self.perturbation.needs_second_order}"
+                f"{self.perturbation.traits.needs_second_order}"
             )
         has_state = type(self).inner_init is not GradientLearner.inner_init
         if first_order and gradient_checkpointing and not has_state:
@@ -209,7 +209,7 @@ class GradientLearner(Learner):
         self, episodes: Sequence[Episode], generators: Sequence[torch.Generator | NoiseSource | None]
     ) -> list[TaskGradient]:
         """Run all tasks as one, side by side, where they and the perturbation allow it, and one by one otherwise."""
-        if not (self.perturbation.tasks_share_a_batch and can_be_stacked(episodes)):
+        if not (self.perturbation.traits.tasks_share_a_batch and can_be_stacked(episodes)):
             return super().task_gradients(episodes, generators)
         episodes = [with_class_numbers(episode) for episode in episodes]
         return stacked_task_gradients(self, episodes, [self.noise_from(generator) for generator in generators])
@@ -276,7 +276,7 @@ class GradientLearner(Learner):
 
     def samples_used(self, asked: int | None = None) -> int:
         asked = check_samples(TEST_SAMPLES if asked is None else asked)
-        return asked if self.perturbation.random or self.is_random else 1
+        return asked if self.perturbation.traits.random or self.is_random else 1
 
     def initial_weights(self) -> Weights:
         """Return what a task starts from: all parameters, and the buffers that it adapts."""
@@ -407,7 +407,7 @@ class GradientLearner(Learner):
     @property
     def samples_share_a_pass(self) -> bool:
         """Whether the noise samples of a step may stand in one batch."""
-        return self.perturbation.samples_share_a_batch
+        return self.perturbation.traits.samples_share_a_batch
 
     def support_loss(
         self, weights: Weights, x: Tensor, y: Tensor, *, noise: NoiseSource | None, step: int, samples: range
@@ -422,7 +422,7 @@ class GradientLearner(Learner):
             step: number of the inner step.
             samples: numbers of the noise samples that share the pass.
         """
-        draws = noise is not None and self.perturbation.random
+        draws = noise is not None and self.perturbation.traits.random
         streams = [noise.stream(step, sample) for sample in samples] if draws else []  # type: ignore[union-attr]
         return self.perturbed.support_loss(weights, x, y, streams)
 
@@ -438,8 +438,8 @@ class GradientLearner(Learner):
 
     def noise_from(self, generator: torch.Generator | NoiseSource | None) -> NoiseSource | None:
         """Return the source of a task's randomness; None where nothing is drawn."""
-        drawer = self.perturbation if self.perturbation.random else self
-        return task_noise(generator, drawer) if self.perturbation.random or self.is_random else None
+        drawer = self.perturbation if self.perturbation.traits.random else self
+        return task_noise(generator, drawer) if self.perturbation.traits.random or self.is_random else None
 
     def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
         """Take the inner steps again, one by one, until something is not finite."""

@@ -44,6 +44,7 @@ class MetaLSTM(GradientLearner):
     """
 
     title = "Meta-Learner LSTM"
+    citation = "Ravi and Larochelle, 2017"
 
     def __init__(
         self,

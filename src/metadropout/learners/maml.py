@@ -12,6 +12,7 @@ class MAML(GradientLearner):
     """Learns initial weights from which a few gradient steps lead to a good model of a task (Finn et al., 2017)."""
 
     title = "MAML"
+    citation = "Finn et al., 2017"
 
     def inner_step(
         self, weights: Weights, gradients: Weights, *, loss: Tensor, state: Weights, step: int

@@ -34,6 +34,7 @@ class MAMLPlusPlus(GradientLearner):
     """
 
     title = "MAML++"
+    citation = "Antoniou et al., 2019"
     outer_steps: Tensor
 
     def __init__(

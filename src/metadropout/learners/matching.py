@@ -38,6 +38,7 @@ class MatchingNet(MetricLearner):
     """
 
     title = "Matching Networks"
+    citation = "Vinyals et al., 2016"
 
     def __init__(
         self,

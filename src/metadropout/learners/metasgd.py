@@ -17,6 +17,7 @@ class MetaSGD(GradientLearner):
     """
 
     title = "Meta-SGD"
+    citation = "Li et al., 2017"
 
     def add_meta_parameters(self) -> None:
         self.step_sizes = nn.ParameterDict(

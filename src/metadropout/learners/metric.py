@@ -33,7 +33,8 @@ from metadropout.networks.norms import LayerStatistics, average_names, averages,
 from metadropout.noise import NoiseSource, NoiseStream
 from metadropout.ops.precision import Precision
 from metadropout.options import Limits
-from metadropout.perturbations import Combined, NoPerturbation, Perturbation, PerturbedNetwork
+from metadropout.perturbations import NoPerturbation, Perturbation, PerturbedNetwork
+from metadropout.perturbations.combined import parts_of
 from metadropout.perturbations.layers import LayerPerturbation
 
 Features = tuple[Tensor, Tensor]
@@ -177,7 +178,7 @@ class MetricLearner(Learner):
             given: statistics for all images. Without them support images have the statistics of their own pass, as in
                 inner steps, and query images those of a deterministic pass over support images.
         """
-        per_pass = max(1, self.images_per_pass // len(x)) if self.perturbation.samples_share_a_batch else 1
+        per_pass = max(1, self.images_per_pass // len(x)) if self.perturbation.traits.samples_share_a_batch else 1
         parts = []
         for first in range(0, samples, per_pass):
             numbers = range(first, min(first + per_pass, samples))
@@ -195,7 +196,7 @@ class MetricLearner(Learner):
 
     def streams(self, noise: NoiseSource | None, samples: range) -> list[NoiseStream]:
         """Return the draws of noise samples, none where the perturbation draws nothing."""
-        return [noise.stream(0, n) for n in samples] if noise is not None and self.perturbation.random else []
+        return [noise.stream(0, n) for n in samples] if noise is not None and self.perturbation.traits.random else []
 
     def arranged(self, x: Tensor, y: Tensor, noise: NoiseSource | None) -> tuple[Tensor, Tensor]:
         """Return the support images and labels in the order in which they are compared; by default as they come."""
@@ -206,12 +207,12 @@ class MetricLearner(Learner):
 
     def samples_used(self, asked: int | None = None) -> int:
         asked = check_samples(TEST_SAMPLES if asked is None else asked)
-        return asked if self.perturbation.random else 1
+        return asked if self.perturbation.traits.random else 1
 
     def noise_from(self, generator: torch.Generator | NoiseSource | None) -> NoiseSource | None:
         """Return the source of a task's randomness; None where nothing is drawn."""
-        drawer = self.perturbation if self.perturbation.random else self
-        return task_noise(generator, drawer) if self.perturbation.random or self.is_random else None
+        drawer = self.perturbation if self.perturbation.traits.random else self
+        return task_noise(generator, drawer) if self.perturbation.traits.random or self.is_random else None
 
     def explain_failure(self, episode: Episode, *, generator: torch.Generator | NoiseSource | None = None) -> str:
         """Look for what is not finite before the task, or in its features."""
@@ -233,17 +234,15 @@ def memberships(y: Tensor) -> Tensor:
 
 def _check_perturbation(perturbation: Perturbation, network: nn.Module, learner: str) -> None:
     """Refuse perturbations that act through inner steps or on logits: there are none."""
-    for part in perturbation.modules():
-        if not isinstance(part, Perturbation) or isinstance(part, Combined):
-            continue
+    for part in parts_of(perturbation):
         name = type(part).__name__
         overrides = any(getattr(type(part), name) is not getattr(Perturbation, name) for name in THROUGH_THE_LOSS)
-        if part.adapts or overrides:
+        if part.traits.adapts or overrides:
             raise ValueError(
                 f"{name} cannot be used with {learner}: it acts through the loss of inner steps, and {learner} takes "
                 "none; use a perturbation that acts on features alone, such as metadropout"
             )
-        if part.changes == "weights":
+        if "weights" in part.traits.changes:
             raise ValueError(
                 f"{name} cannot be used with {learner}: support and query images go through the network in one batch, "
                 "which has one set of weights, and those of query images are not to be perturbed"

@@ -27,6 +27,7 @@ class MTNet(TNet):
     """
 
     title = "MT-Net"
+    citation = "Lee and Choi, 2018"
 
     is_random = True
 
@@ -53,7 +54,7 @@ class MTNet(TNet):
 
     def samples_used(self, asked: int | None = None) -> int:
         # A task has one mask, whatever is averaged: only a perturbation's noise gives samples that differ.
-        return super().samples_used(asked if self.perturbation.random else 1)
+        return super().samples_used(asked if self.perturbation.traits.random else 1)
 
     def with_head_rows(self, change: Callable[[Tensor], Tensor]) -> GradientLearner:
         changed = super().with_head_rows(change)

@@ -41,6 +41,7 @@ class Platipus(MAML):
     """
 
     title = "Probabilistic MAML"
+    citation = "Finn, Xu and Levine, 2018"
     is_random = True
 
     def __init__(

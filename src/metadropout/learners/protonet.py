@@ -19,6 +19,7 @@ class ProtoNet(MetricLearner):
     """
 
     title = "Prototypical Networks"
+    citation = "Snell, Swersky and Zemel, 2017"
 
     def logits(self, weights: Mapping[str, Tensor], support: Tensor, members: Tensor, query: Tensor) -> Tensor:
         return -squared_distances(query.mean(dim=0), prototypes(support.mean(dim=0), members))

@@ -46,6 +46,7 @@ class Reptile(GradientLearner):
     """
 
     title = "Reptile"
+    citation = "Nichol et al., 2018"
     is_random = True
     tasks_in_order = True
     beta2 = 0.999
@@ -83,7 +84,7 @@ class Reptile(GradientLearner):
         return [name for name in trainable_names(self.network) if name not in cancelled]
 
     def samples_used(self, asked: int | None = None) -> int:
-        return super().samples_used(asked) if self.perturbation.random else 1
+        return super().samples_used(asked) if self.perturbation.traits.random else 1
 
     def changed_buffers(self) -> Sequence[str]:
         return (*self.moments.values(), "decay")

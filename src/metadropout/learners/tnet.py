@@ -26,6 +26,7 @@ class TNet(MAML):
     """
 
     title = "T-Net"
+    citation = "Lee and Choi, 2018"
 
     def warped_layers(self) -> dict[str, nn.Module]:
         """Return the convolutions and linear layers whose weights are adapted, by name."""

@@ -71,6 +71,7 @@ class Unicorn(OneRow, MAML):
     """
 
     title = "UNICORN-MAML"
+    citation = "Ye and Chao, 2022"
 
 
 class UnicornMetaSGD(OneRow, MetaSGD):
@@ -80,3 +81,4 @@ class UnicornMetaSGD(OneRow, MetaSGD):
     """
 
     title = "UNICORN-Meta-SGD"
+    citation = "Ye and Chao, 2022"

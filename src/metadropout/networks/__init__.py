@@ -9,3 +9,7 @@ from metadropout.registry import Registry
 NETWORKS = Registry("network", {"conv4": Conv4, "resnet12": ResNet12})
 
 __all__ = ["NETWORKS", "Conv4", "FunctionalNetwork", "Normalisation", "PerturbableLayers", "ResNet12", "find_layers"]
+
+
+def __dir__() -> list[str]:
+    return __all__

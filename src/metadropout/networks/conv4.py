@@ -28,6 +28,8 @@ class Conv4(nn.Module, ChannelsLast):
         context: size of a vector that scales and shifts the features of the third block (FiLM), for CAVIA; 0 for none.
     """
 
+    title = "Conv4"
+    citation = "Finn et al., 2017"
     first_layer = "blocks.0.conv"
     """The layer that images go into, and no other; perturbations need not compute it again for every noise sample."""
 

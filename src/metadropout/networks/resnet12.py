@@ -32,6 +32,9 @@ class ResNet12(nn.Module, ChannelsLast):
         norm_eps: what normalisation adds to the variance; by default 1e-3 for "offset" and 1e-5 for the others.
     """
 
+    title = "ResNet-12"
+    citation = "He et al., 2016; Oreshkin et al., 2018"
+
     def __init__(
         self,
         way: int | None,

@@ -2,7 +2,7 @@
 
 from metadropout.perturbations.additive import Additive
 from metadropout.perturbations.adversarial import Adversarial
-from metadropout.perturbations.base import Pass, Perturbation
+from metadropout.perturbations.base import Pass, Perturbation, Traits
 from metadropout.perturbations.combined import Combined
 from metadropout.perturbations.deterministic import Deterministic, MoreParameters
 from metadropout.perturbations.fixed_gaussian import FixedGaussian
@@ -54,6 +54,11 @@ __all__ = [
     "Pass",
     "Perturbation",
     "PerturbedNetwork",
+    "Traits",
     "VariationalBottleneck",
     "WeightGaussian",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

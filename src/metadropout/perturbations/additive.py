@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,10 +27,12 @@ class Additive(LayerPerturbation):
         head: name of the module that gives the logits; by default the last linear layer, if there is one.
     """
 
-    random: ClassVar[bool] = True
+    title = "additive noise"
+    citation = "Lee et al., 2020, app. B"
+    traits = replace(
+        LayerPerturbation.traits, random=True, support_only=True, needs_second_order=NOISE_NEEDS_SECOND_ORDER
+    )
     head_noise = True
-    support_only: ClassVar[bool] = True
-    needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
 
     def __init__(
         self,

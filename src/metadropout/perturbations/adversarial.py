@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from metadropout.options import Limits
-from metadropout.perturbations.base import Perturbation, Target
+from metadropout.perturbations.base import Perturbation, Traits
 from metadropout.robustness.attacks import NORMS, Norm, projected_gradient_descent
 
 
@@ -27,9 +27,9 @@ class Adversarial(Perturbation):
         attack_steps: steps of the attack.
     """
 
-    changes: ClassVar[Target] = "images"
-    tasks_share_a_batch: ClassVar[bool] = False
-    support_only: ClassVar[bool] = True
+    title = "adversarial training"
+    citation = "Madry et al., 2018"
+    traits = Traits(changes=("images",), tasks_share_a_batch=False, support_only=True)
 
     def __init__(
         self,

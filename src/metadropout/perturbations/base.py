@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -22,8 +22,53 @@ _log = logging.getLogger(__name__)
 
 Weights = dict[str, Tensor]
 
-Target = Literal["nothing", "features", "weights", "labels", "images"]
+Target = Literal["features", "weights", "labels", "images"]
 """What a perturbation can act on."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """How learners must treat a perturbation."""
+
+    changes: tuple[Target, ...] = ()
+    """What it acts on; two perturbations that act on the same thing cannot be combined."""
+    random: bool = False
+    """Whether support passes draw noise, so that averaging Monte-Carlo samples has a meaning."""
+    samples_share_a_batch: bool = True
+    """Whether noise samples may stand in one batch; not where one draw rules a whole pass."""
+    shares_first_layer: bool = False
+    """Whether `after` may be given the first layer's images once for all samples, to return them once for each."""
+    tasks_share_a_batch: bool = True
+    """Whether `torch.vmap` can run several tasks at once; not where other numbers than normal ones are drawn
+    (`Pass.numbers`), gradients are taken in a pass, or values decide what happens."""
+    adapts: bool = False
+    """Whether its own parameters take part in the inner steps."""
+    support_only: bool = False
+    """Whether it changes nothing in the deterministic pass over query images, which then runs faster, without it."""
+    multiplicative: bool = False
+    """Whether hidden layers' outputs are multiplied by a factor that does not depend on them, on query images, too."""
+    needs_second_order: str | None = None
+    """Why a first-order learner could not train it; None if one can."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.changes, tuple) or not set(self.changes) <= set(get_args(Target)):
+            known = ", ".join(get_args(Target))
+            raise ValueError(f"changes is {self.changes!r}; it lists what is acted on, of {known}: ('features',), say")
+
+
+def merged(parts: Sequence[Traits]) -> Traits:
+    """Return the traits of several perturbations that act one after the other."""
+    return Traits(
+        changes=tuple(dict.fromkeys(target for part in parts for target in part.changes)),
+        random=any(part.random for part in parts),
+        samples_share_a_batch=all(part.samples_share_a_batch for part in parts),
+        shares_first_layer=False,  # the others would be given the images once for each sample, or once for all
+        tasks_share_a_batch=all(part.tasks_share_a_batch for part in parts),
+        adapts=any(part.adapts for part in parts),
+        support_only=all(part.support_only for part in parts),
+        multiplicative=any(part.multiplicative for part in parts),
+        needs_second_order=next((part.needs_second_order for part in parts if part.needs_second_order), None),
+    )
 
 
 @dataclass(frozen=True)
@@ -54,7 +99,7 @@ class Pass:
         Where `like` holds images that all samples share, the noise is of the shape of all samples.
         """
         if not self.streams:
-            raise ValueError("there is no noise to draw from: set the perturbation's class attribute random = True")
+            raise ValueError("there is no noise to draw from: say so in its class: traits = Traits(random=True)")
         if all(isinstance(stream, CounterStream) for stream in self.streams):
             total = len(like) if self.images is None else self.images * len(self.streams)
             return Draws(tuple(s.next_key() for s in self.streams), (total, *like.shape[1:]))  # type: ignore[attr-defined]
@@ -74,29 +119,21 @@ class Perturbation(nn.Module):
     The methods below are called in this order: `check_calls` once, `change_images` once per inner step, then in each
     pass `change_weights`, `before` and `after` at each listed layer, and `label_loss` and `penalty` at the end. By
     default they change nothing. A subclass overrides what it needs, has its own meta-learned parameters, if any, and
-    says by its class attributes how learners must treat it. The keyword-only arguments of its constructor are its
+    says by its `traits` how learners must treat it. The keyword-only arguments of its constructor are its
     options on the command line.
     """
 
-    changes: ClassVar[Target] = "nothing"
-    """What it acts on; two perturbations that act on the same thing cannot be combined."""
-    random: ClassVar[bool] = False
-    """Whether support passes draw noise, so that averaging Monte-Carlo samples has a meaning."""
-    samples_share_a_batch: ClassVar[bool] = True
-    """Whether noise samples may stand in one batch; not where one draw rules a whole pass."""
-    shares_first_layer: ClassVar[bool] = False
-    """Whether `after` may be given the first layer's images once for all samples, to return them once for each."""
-    tasks_share_a_batch: ClassVar[bool] = True
-    """Whether `torch.vmap` can run several tasks at once; not where other numbers than normal ones are drawn
-    (`numbers`), gradients are taken in a pass, or values decide what happens."""
-    adapts: ClassVar[bool] = False
-    """Whether its own parameters take part in the inner steps."""
-    support_only: ClassVar[bool] = False
-    """Whether it changes nothing in the deterministic pass over query images, which then runs faster, without it."""
-    multiplicative: ClassVar[bool] = False
-    """Whether hidden layers' outputs are multiplied by a factor that does not depend on them, on query images, too."""
-    needs_second_order: ClassVar[str | None] = None
-    """Why a first-order learner could not train it; None if one can."""
+    title: ClassVar[str] = ""
+    """What it is called in reports; by default its name in recipes."""
+    citation: ClassVar[str] = ""
+    """Who described it, as in "Lee et al., 2020"."""
+    traits: Traits = Traits()
+    """How learners must treat it."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for name in vars(cls).keys() & Traits.__dataclass_fields__.keys():
+            raise TypeError(f"{cls.__name__}.{name} has no effect: write traits = Traits({name}=...)")
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -114,7 +151,7 @@ class Perturbation(nn.Module):
     @property
     def adapted_names(self) -> list[str]:
         """Names of its own parameters that the inner steps change."""
-        return [name for name, _ in self.named_parameters()] if self.adapts else []
+        return [name for name, _ in self.named_parameters()] if self.traits.adapts else []
 
     def check_calls(self, outputs: Sequence[str], inputs: Sequence[str], as_wide: Collection[str]) -> None:
         """Refuse a network whose layers do not run as expected; called before the first pass that is perturbed.

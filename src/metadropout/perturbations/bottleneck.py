@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +29,13 @@ class InformationBottleneck(LayerPerturbation):
         head: name of the module that gives the logits; by default the last linear layer, if there is one.
     """
 
-    random: ClassVar[bool] = True
-    support_only: ClassVar[bool] = True
-    adapts: ClassVar[bool] = True
-    needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
+    traits = replace(
+        LayerPerturbation.traits,
+        random=True,
+        support_only=True,
+        adapts=True,
+        needs_second_order=NOISE_NEEDS_SECOND_ORDER,
+    )
 
     def __init__(
         self,

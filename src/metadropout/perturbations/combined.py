@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from metadropout.perturbations.base import Pass, Perturbation, Weights
+from metadropout.perturbations.base import Pass, Perturbation, Weights, merged
 
 
 class Combined(Perturbation):
@@ -22,18 +22,14 @@ class Combined(Perturbation):
             [{name: metadropout}, {name: mixup, gamma: 0.2}].
     """
 
+    title = "several perturbations"
+
     def __init__(self, network: nn.Module, *, parts: Sequence[Any]) -> None:
         super().__init__(network)
         built = [part if isinstance(part, Perturbation) else _build(network, part) for part in parts]
         _refuse_conflicts(built)
         self.parts = nn.ModuleList(built)
-        self.random = any(part.random for part in built)  # type: ignore[misc]
-        self.samples_share_a_batch = all(part.samples_share_a_batch for part in built)  # type: ignore[misc]
-        self.tasks_share_a_batch = all(part.tasks_share_a_batch for part in built)  # type: ignore[misc]
-        self.support_only = all(part.support_only for part in built)  # type: ignore[misc]
-        self.multiplicative = any(part.multiplicative for part in built)  # type: ignore[misc]
-        reasons = [part.needs_second_order for part in built if part.needs_second_order]
-        self.needs_second_order = reasons[0] if reasons else None  # type: ignore[misc]
+        self.traits = merged([part.traits for part in built])
 
     def _each(self, context: Pass) -> list[tuple[Perturbation, Pass]]:
         """Pair each part with its own view of the pass: its weights, and notes of its own."""
@@ -43,7 +39,7 @@ class Combined(Perturbation):
             prefix = f"parts.{number}."
             weights = {n.removeprefix(prefix): w for n, w in context.weights.items() if n.startswith(prefix)}
             # Parts that draw nothing themselves get no streams, as they would when used alone.
-            streams = context.streams if part.random else ()
+            streams = context.streams if part.traits.random else ()
             notes = context.notes.setdefault(prefix, {})
             views.append((part, replace(context, weights=weights, streams=streams, notes=notes)))
         return views
@@ -99,18 +95,24 @@ class Combined(Perturbation):
         return sum(terms[1:], terms[0]) if terms else None
 
 
+def parts_of(perturbation: Perturbation) -> list[Perturbation]:
+    """Return the perturbations that act by themselves: those that are combined, or the only one."""
+    found = [part for part in perturbation.modules() if isinstance(part, Perturbation)]
+    return [part for part in found if not isinstance(part, Combined)]
+
+
 def _refuse_conflicts(parts: Sequence[Perturbation]) -> None:
     acted_on: dict[str, str] = {}
     for part in parts:
         name = type(part).__name__
         if isinstance(part, Combined):
             raise ValueError("a combination cannot be a part of another one; list all parts in one")
-        if part.changes == "nothing":
+        if not part.traits.changes:
             raise ValueError(
-                f"{name} says that it acts on nothing: leave it out, or set its class attribute `changes` to what it "
-                "acts on (features, weights, labels or images)"
+                f"{name} says that it acts on nothing: leave it out, or name what it acts on, of features, "
+                "weights, labels and images: traits = Traits(changes=(...))"
             )
-        for target in (part.changes, *(["labels"] if _has_label_loss(part) and part.changes != "labels" else [])):
+        for target in dict.fromkeys((*part.traits.changes, *(["labels"] if _has_label_loss(part) else []))):
             if target in acted_on:
                 raise ValueError(
                     f"{acted_on[target]} and {name} cannot be combined: both act on the {target}, "

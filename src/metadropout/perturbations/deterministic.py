@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -14,6 +14,9 @@ from metadropout.perturbations.multiplicative import MultiplicativePerturbation,
 
 class Deterministic(MultiplicativePerturbation):
     """Multiplies by softplus(μ(h)) on support and query images alike (Lee et al., 2020, table 3). The head is clean."""
+
+    title = "deterministic Meta-dropout"
+    citation = "Lee et al., 2020, table 3"
 
     def __init__(
         self,
@@ -33,4 +36,6 @@ class Deterministic(MultiplicativePerturbation):
 class MoreParameters(Deterministic):
     """As deterministic, but its weights are adapted with the rest: MAML with more parameters (table 3)."""
 
-    adapts: ClassVar[bool] = True
+    title = "more parameters"
+    citation = "Lee et al., 2020, table 3"
+    traits = replace(Deterministic.traits, adapts=True)

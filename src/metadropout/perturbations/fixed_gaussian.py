@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ class FixedGaussian(MultiplicativePerturbation):
     nothing to learn, `start` is where the mean stays: "one" multiplies by softplus(0.54 + e), and query images by 1.
     """
 
-    random: ClassVar[bool] = True
+    title = "fixed Gaussian noise"
+    citation = "Lee et al., 2020, table 3"
+    traits = replace(MultiplicativePerturbation.traits, random=True)
     head_noise = True
 
     def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:

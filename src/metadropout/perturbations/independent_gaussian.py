@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,10 @@ class IndependentGaussian(MultiplicativePerturbation):
     σ = softplus(m_head).
     """
 
-    random: ClassVar[bool] = True
+    title = "input-independent Gaussian noise"
+    citation = "Lee et al., 2020, table 3"
+    traits = replace(MultiplicativePerturbation.traits, random=True, needs_second_order=NOISE_NEEDS_SECOND_ORDER)
     head_noise = True
-    needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
 
     def __init__(
         self,

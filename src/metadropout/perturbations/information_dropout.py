@@ -22,6 +22,9 @@ class InformationDropout(InformationBottleneck):
     such as those whose ReLU is a function's, are left alone, unless they are named: then they are refused.
     """
 
+    title = "information dropout"
+    citation = "Achille and Soatto, 2018"
+
     def __init__(
         self,
         network: nn.Module,

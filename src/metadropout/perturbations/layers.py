@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metadropout.networks.initial import CONVOLUTIONS, initialise
 from metadropout.networks.layers import apply_layer, find_layers, module_key, own_weight, parameter_of
-from metadropout.perturbations.base import Pass, Perturbation, Target
+from metadropout.perturbations.base import Pass, Perturbation, Traits
 
 NOISE_NEEDS_SECOND_ORDER = (
     "the noise acts only through the inner steps, so without their derivative its parameters are not trained "
@@ -31,7 +31,7 @@ class LayerPerturbation(Perturbation):
         head: name of the module that gives the logits; by default the last linear layer, if there is one.
     """
 
-    changes: ClassVar[Target] = "features"
+    traits = Traits(changes=("features",))
     head_noise: bool = False
     """Whether `on_head` perturbs the logits of support images."""
 

@@ -24,6 +24,8 @@ class LearnedVariance(MetaDropout):
     Query images and the head are as in Meta-dropout.
     """
 
+    title = "Meta-dropout with learned variance"
+    citation = "Lee et al., 2020, table 3"
     SPREAD: ClassVar[str] = "spread:"
 
     def __init__(

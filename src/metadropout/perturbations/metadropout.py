@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,12 @@ class MetaDropout(MultiplicativePerturbation):
         link: what makes the noise positive; "exp" gives log-normal noise, which the paper found worse.
     """
 
-    random: ClassVar[bool] = True
-    needs_second_order: ClassVar[str | None] = (
-        f"{NOISE_NEEDS_SECOND_ORDER} (the head's generator would get no gradient at all)"
+    title = "Meta-dropout"
+    citation = "Lee et al., 2020"
+    traits = replace(
+        MultiplicativePerturbation.traits,
+        random=True,
+        needs_second_order=f"{NOISE_NEEDS_SECOND_ORDER} (the head's generator would get no gradient at all)",
     )
 
     def __init__(
@@ -48,7 +52,7 @@ class MetaDropout(MultiplicativePerturbation):
             raise ValueError(f"link is '{link}', but only 'softplus' and 'exp' are known")
         self.link, self.head_noise = link, head_noise and not self.found.gives_features
         plain = type(self).hidden is MetaDropout.hidden  # subclasses may do more at a layer than the noisy product
-        self.shares_first_layer = plain and link == "softplus"  # type: ignore[misc]
+        self.traits = replace(self.traits, shares_first_layer=plain and link == "softplus")
         self.add_mean_twins(network)
         if self.head_noise:
             self.add_head_twin(network)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from metadropout.networks.layers import find_layers
 from metadropout.options import Limits
-from metadropout.perturbations.base import Pass, Perturbation, Target
+from metadropout.perturbations.base import Pass, Perturbation, Traits
 
 
 class Mixup(Perturbation):
@@ -33,11 +33,11 @@ class Mixup(Perturbation):
             if there is one.
     """
 
-    changes: ClassVar[Target] = "labels"
-    random: ClassVar[bool] = True
-    support_only: ClassVar[bool] = True
-    samples_share_a_batch: ClassVar[bool] = False
-    tasks_share_a_batch: ClassVar[bool] = False
+    title = "mixup"
+    citation = "Zhang et al., 2018; Verma et al., 2019"
+    traits = Traits(
+        changes=("labels",), random=True, support_only=True, samples_share_a_batch=False, tasks_share_a_batch=False
+    )
 
     def __init__(
         self,

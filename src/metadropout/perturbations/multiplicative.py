@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -31,7 +32,7 @@ class MultiplicativePerturbation(LayerPerturbation):
         head: name of the module that gives the logits; by default the last linear layer, if there is one.
     """
 
-    multiplicative: ClassVar[bool] = True
+    traits = replace(LayerPerturbation.traits, multiplicative=True)
 
     def __init__(
         self,

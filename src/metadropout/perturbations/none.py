@@ -1,11 +1,10 @@
 """No perturbation: plain MAML or Meta-SGD."""
 
-from typing import ClassVar
-
-from metadropout.perturbations.base import Perturbation
+from metadropout.perturbations.base import Perturbation, Traits
 
 
 class NoPerturbation(Perturbation):
     """Leaves the network as it is, on support and query images alike."""
 
-    support_only: ClassVar[bool] = True
+    title = "no perturbation"
+    traits = Traits(support_only=True)

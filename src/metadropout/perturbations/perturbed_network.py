@@ -53,7 +53,7 @@ class PerturbedNetwork:
         outputs = dict.fromkeys((*watched, *perturbation.sites))
         self._function = FunctionalNetwork(network, outputs, perturbation.input_sites, precision, norm_second_order)
         self._unperturbed = self._function
-        if perturbation.support_only:  # layers that nothing acts on can be run together
+        if perturbation.traits.support_only:  # layers that nothing acts on can be run together
             self._unperturbed = FunctionalNetwork(network, watched, (), precision, norm_second_order)
         self._calls_checked = False
 
@@ -83,7 +83,7 @@ class PerturbedNetwork:
             watcher: is shown the layers that are perturbed or watched.
         """
         theta = with_prefix(weights, "network.")
-        acts = context.support or not self.perturbation.support_only
+        acts = context.support or not self.perturbation.traits.support_only
 
         def on_output(name: str, h: Tensor, f: Tensor) -> Tensor:
             result = f
@@ -163,7 +163,7 @@ class PerturbedNetwork:
         """Say whether the first layer, which does not depend on the noise, can be computed once for all samples."""
         return (
             len(streams) > 1
-            and self.perturbation.shares_first_layer
+            and self.perturbation.traits.shares_first_layer
             and getattr(self.network, "first_layer", None) in self._acts_on
             # Sums of gradients are rounded in another way; runs that draw from other sources keep to theirs.
             and all(isinstance(stream, CounterStream) for stream in streams)

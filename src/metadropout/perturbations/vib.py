@@ -17,6 +17,9 @@ class VariationalBottleneck(InformationBottleneck):
     Query images get f.
     """
 
+    title = "variational information bottleneck"
+    citation = "Alemi et al., 2017"
+
     def hidden(self, name: str, h: Tensor, f: Tensor, context: Pass) -> Tensor:
         if not context.support:
             return f

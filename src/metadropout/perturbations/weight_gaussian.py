@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from metadropout.networks.functional import weight_names
 from metadropout.networks.layers import module_key
 from metadropout.options import Limits
-from metadropout.perturbations.base import Pass, Perturbation, Target, Weights
+from metadropout.perturbations.base import Pass, Perturbation, Traits, Weights
 from metadropout.perturbations.layers import NOISE_NEEDS_SECOND_ORDER
 
 
@@ -26,11 +26,15 @@ class WeightGaussian(Perturbation):
         initial_std: s at the start.
     """
 
-    changes: ClassVar[Target] = "weights"
-    random: ClassVar[bool] = True
-    support_only: ClassVar[bool] = True
-    samples_share_a_batch: ClassVar[bool] = False
-    needs_second_order: ClassVar[str | None] = NOISE_NEEDS_SECOND_ORDER
+    title = "Gaussian weights"
+    citation = "Lee et al., 2020, table 3"
+    traits = Traits(
+        changes=("weights",),
+        random=True,
+        support_only=True,
+        samples_share_a_batch=False,
+        needs_second_order=NOISE_NEEDS_SECOND_ORDER,
+    )
 
     def __init__(
         self, network: nn.Module, *, initial_std: Annotated[float, Limits(0, 1000, above=True)] = 0.002

@@ -71,7 +71,7 @@ def multiplier_maps(
         shown: how many of them to show.
         channels: how many channels of each layer to show.
     """
-    if not learner.perturbation.multiplicative:
+    if not learner.perturbation.traits.multiplicative:
         reason = f"{type(learner.perturbation).__name__} multiplies nothing on query images"
         raise FigureError(f"multipliers show what layers are multiplied by, and {reason}")
     trace = Probe(learner)(initial_weights(learner), images)

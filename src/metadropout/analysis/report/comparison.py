@@ -21,10 +21,10 @@ from metadropout.config import Config, as_text, method_name, task_options
 from metadropout.errors import ConfigError
 from metadropout.evaluation import Evaluation
 from metadropout.recipes import load_recipe, sources
+from metadropout.registry import title_of
 from metadropout.runs.results import TestResult
 
 T = TypeVar("T")
-DATA_NAMES = {"omniglot": "Omniglot", "miniimagenet": "miniImageNet", "cifar_fs": "CIFAR-FS", "fc100": "FC100"}
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def _tasks_title(pool: Pool) -> str:
     """Say in words which tasks a run was tested on that it was not made for."""
     summary, test = pool.members[0]
     usual = test.usual(summary.run)
-    data = DATA_NAMES.get(test.data or "", test.data)
+    data = test.data and title_of("data", test.data)
     if test.data == usual.data and test.data_digest != usual.data_digest:
         data = f"{data} with other images"
     title = f"{data}, {test.way}-way {test.shot}-shot, {test.query} query images per class, {test.protocol}"
@@ -367,7 +367,7 @@ def _told_apart(names: Sequence[str], options: Sequence[Mapping[str, Any]]) -> l
 
 def _setting_title(config: Config) -> str:
     data = config.data["name"]
-    return f"{DATA_NAMES.get(data, data)}, {config.episode.way}-way {config.episode.shot}-shot"
+    return f"{title_of('data', data)}, {config.episode.way}-way {config.episode.shot}-shot"
 
 
 def _setting_details(config: Config) -> str:
