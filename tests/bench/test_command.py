@@ -131,3 +131,30 @@ def test_a_stop_keeps_what_is_finished(
 def test_impossible_sizes_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *options]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_rows_of_table_1_are_measured_beside_maml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--way", "2", "--query", "1", "--channels", "4", "--image-size", "16", "--rounds", "1"]
+    assert main(["bench", "learners", "maml", "protonet", "--markdown", "--out", str(tmp_path), *sizes]) == 0
+    printed = capsys.readouterr().out
+    assert "**The rows of table 1: Omniglot, 20-way 1-shot**" in printed
+    maml, protonet = json.loads((tmp_path / "learners.json").read_text())["rows"]
+    assert (maml["title"], protonet["title"]) == ("MAML", "Prototypical Networks")
+    for row in (maml, protonet):
+        assert f"| {row['title']} | {row['training']['seconds'][0]:.3f} |" in printed
+        for what in ("training", "testing"):
+            ratio = row[what]["seconds"][0] / row[f"base_{what}"]["seconds"][0]
+            assert row[f"{what}_times_maml"]["median"] == pytest.approx(ratio)
+    assert protonet["training"]["name"] == "protonet"
+    assert protonet["base_training"]["name"] == "maml"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["nonsense"], "no row 'nonsense'"), (["maml", "--steps", "2"], "bench learners takes no --steps")],
+)
+def test_rows_that_cannot_be_measured_are_refused(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "learners", *arguments]) != 0
+    assert told in capsys.readouterr().err

@@ -55,8 +55,8 @@ def comparison_report(comparison: Comparison) -> Report:
         [
             result.name,
             f"{result.median:.3f}",
-            _ratio(comparison.slowdown(result)) if result is not comparison.results[0] else "1",
-            _megabytes(result.peak_memory),
+            shown_ratio(comparison.slowdown(result)) if result is not comparison.results[0] else "1",
+            megabytes(result.peak_memory),
             f"{comparison.flops / result.median / 1e9:.1f}",
             f"{comparison.fraction_of_limit(result):.2f}",
         ]
@@ -79,8 +79,8 @@ def adaptation_report(costs: Sequence[AdaptationCost]) -> Report:
         [
             f"{cost.setting.shot}-shot, S = {cost.samples}",
             f"{cost.batch.median:.3f}",
-            *[_ratio(cost.speedup(loop)) for loop in (cost.loop, cost.plain)],
-            *[_megabytes(way.peak_memory) for way in (cost.batch, cost.loop, cost.plain)],
+            *[shown_ratio(cost.speedup(loop)) for loop in (cost.loop, cost.plain)],
+            *[megabytes(way.peak_memory) for way in (cost.batch, cost.loop, cost.plain)],
         ]
         for cost in costs
     ]
@@ -97,8 +97,8 @@ def growth_report(measured: Sequence[tuple[str, int, Comparison]]) -> Report:
         [
             f"{TITLES[comparison.method]}, {parameter} {value}",
             *[f"{result.median:.3f}" for result in comparison.results],
-            _ratio(comparison.slowdown(comparison.results[-1])),
-            *[_megabytes(result.peak_memory) for result in comparison.results],
+            shown_ratio(comparison.slowdown(comparison.results[-1])),
+            *[megabytes(result.peak_memory) for result in comparison.results],
         ]
         for parameter, value, comparison in measured
     ]
@@ -130,9 +130,11 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _ratio(value: Ratio) -> str:
+def shown_ratio(value: Ratio) -> str:
+    """Write a ratio with its lowest and highest value."""
     return f"{value.median:.2f} ({value.lowest:.2f}–{value.highest:.2f})"
 
 
-def _megabytes(size: int) -> str:
+def megabytes(size: int) -> str:
+    """Write a number of bytes in megabytes."""
     return f"{size / 1e6:.0f}"

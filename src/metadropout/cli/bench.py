@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from metadropout.analysis import gradients
-from metadropout.bench import adaptation, comparison
+from metadropout.bench import adaptation, comparison, learners
 from metadropout.bench.adaptation import SAMPLES, SHOTS, AdaptationCost, measure_adaptation
 from metadropout.bench.comparison import Comparison, compare
 from metadropout.bench.growth import points
@@ -37,10 +37,11 @@ EPILOG = """\
   metadropout bench                              one meta-iteration: this project and its peers
   metadropout bench evaluation                   30 noise samples as one batch, beside loops over them
   metadropout bench growth --out bench           how time and memory grow with way, shot, steps, channels, image size
+  metadropout bench learners [ROW ...]           a task of each row of table 1, beside MAML
   metadropout bench gradient RUN RECIPE ...      signal and noise of the meta-gradient, and the public code's
 
-The first three compare programs that compute the same gradients, which is checked first; each runs in a process of its
-own, by turns with the others.
+The first three compare programs that compute the same gradients, which is checked first. Each program runs in a process
+of its own, by turns with the others.
 Ctrl-C stops at any time; parts that are finished are in --out.
 """
 
@@ -63,7 +64,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", nargs="?", choices=list(ACTIONS), default="training", help="what to measure (default: training)"
     )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="for gradient: runs, or recipes for initial weights")
+    what = "for gradient: runs, or recipes for initial weights; for learners: rows of table 1 (default: all)"
+    parser.add_argument("runs", nargs="*", metavar="NAME", help=what)
     add_number(
         parser, "--tasks", Episodes, default=100, metavar="N", help="for gradient: training tasks (default: 100)"
     )
@@ -84,7 +86,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run_command(namespace: argparse.Namespace) -> int:
     """Measure, print and return the exit status."""
     namespace.threads = min(namespace.threads, cpus())
-    if namespace.runs and namespace.what != "gradient":
+    if namespace.runs and namespace.what not in ("gradient", "learners"):
         raise ConfigError(f"bench {namespace.what} takes no run: it measures the settings that --setting lists")
     if namespace.out is not None:
         namespace.out.mkdir(parents=True, exist_ok=True)
@@ -162,19 +164,41 @@ def bench_gradient(namespace: argparse.Namespace, setting: Setting) -> None:
         gradients.plot_gradients(done, namespace.out / "gradient.png")
 
 
+def bench_learners(namespace: argparse.Namespace, setting: Setting) -> None:
+    """Measure a task of each row of table 1, in training and testing."""
+    if given := [f"--{size}" for size in ("steps", "meta_batch") if getattr(namespace, size) is not None]:
+        flag = given[0].replace("_", "-")
+        raise ConfigError(f"bench learners takes no {flag}: every row is measured with its recipe's own")
+    name, rows = _setting_name(namespace), learners.rows_to_measure(namespace.runs)
+    sizes = {size: getattr(namespace, size) for size in learners.OPTIONS}
+    overrides = {learners.OPTIONS[size]: value for size, value in sizes.items() if value is not None}
+    done: list[learners.RowCost] = []
+    with _progress(len(rows) * learners.steps_of(namespace.rounds)) as on_step:
+        for row in rows:
+            how = {"rounds": namespace.rounds, "on_step": on_step}
+            done.append(learners.measure_row(name, setting, overrides, row, **how))
+            _write(namespace, {"rows": [cost.to_dict() for cost in done]})
+    _print(namespace, learners.learners_report(name, done))
+
+
 ACTIONS = {
     "training": bench_training,
     "evaluation": bench_evaluation,
     "growth": bench_growth,
+    "learners": bench_learners,
     "gradient": bench_gradient,
 }
 
 
 def _setting(namespace: argparse.Namespace) -> Setting:
     """Return the setting asked for, with the sizes that the command line changes."""
-    name = namespace.setting or ("omniglot-20way" if namespace.what == "training" else "omniglot-5way")
     given = {size: getattr(namespace, size) for size in SIZES if getattr(namespace, size) is not None}
-    return replace(SETTINGS[name], **given)
+    return replace(SETTINGS[_setting_name(namespace)], **given)
+
+
+def _setting_name(namespace: argparse.Namespace) -> str:
+    large = namespace.what in ("training", "learners")
+    return namespace.setting or ("omniglot-20way" if large else "omniglot-5way")
 
 
 def _methods(namespace: argparse.Namespace) -> Sequence[Method]:

@@ -48,7 +48,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Give the command's parser its arguments."""
     parser.description = (
         "Adapts a trained run to many episodes of classes that it has never seen, and prints its mean "
-        "accuracy with the 95 %% interval, negative log-likelihood and expected calibration error. What was measured "
+        "accuracy with the 95 % interval, negative log-likelihood and expected calibration error. What was measured "
         "on each episode goes to RUN/evaluation-SPLIT.json."
     )
     parser.epilog = EPILOG
