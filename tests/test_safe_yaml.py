@@ -54,10 +54,10 @@ def test_harmful_yaml_is_refused_at_once_with_file_and_line(what: str, tmp_path:
     text, message = REFUSED[what]
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(md.ConfigError, match=rf"mine\.yaml{message}"):
         load_config(path)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 TAKEN_AS_TEXT = {

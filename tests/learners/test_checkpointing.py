@@ -102,7 +102,7 @@ def test_further_steps_add_no_more_than_the_adapted_weights(conv4: md.Conv4) -> 
 
 
 def test_first_order_has_nothing_to_recompute(conv4: md.Conv4) -> None:
-    with pytest.raises(ValueError, match="gradient_checkpointing is of no use with first_order"):
+    with pytest.raises(ValueError, match="gradient_checkpointing has no effect with first_order"):
         md.MAML(conv4, first_order=True, gradient_checkpointing=True)
 
 
