@@ -1,8 +1,8 @@
 """How many times as fast this version is as another one, per task on one thread, by turns in one run.
 
     git archive COMMIT src | tar -x -C before
-    python benchmarks/versions.py before/src
-    python benchmarks/versions.py before/src --setting omniglot-5way --work test
+    python -m metadropout.bench.versions before/src
+    python -m metadropout.bench.versions before/src --setting omniglot-5way --work test
 
 The other version runs as it does by default. This one runs with the convolutions of before and `SeededNoise`, as a run
 that was begun before does; with the convolutions that are fastest here; and with `CounterNoise` as well. Times are
@@ -67,16 +67,16 @@ def keep_freed_memory() -> None:
     try:
         from metadropout.training.allocator import keep_freed_memory  # noqa: PLC0415
     except ImportError:
-        from metadropout.memory import keep_freed_memory  # type: ignore[no-redef] # noqa: PLC0415
+        from metadropout.memory import keep_freed_memory  # type: ignore[import-not-found,no-redef] # noqa: PLC0415
     keep_freed_memory()
 
 
 def compare(before: Path, setting: str, method: str, work: str, rounds: int) -> None:
     """Print seconds and ratios."""
-    here = Path(__file__).parents[1] / "src"
+    here = Path(__file__).parents[2]
     servers = {
         how: subprocess.Popen(
-            [sys.executable, __file__, "--serve", setting, method, work, how],
+            [sys.executable, "-P", __file__, "--serve", setting, method, work, how],
             env={**os.environ, "PYTHONPATH": str(before if how == "before" else here)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

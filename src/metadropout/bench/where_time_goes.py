@@ -1,7 +1,7 @@
 """Where the time of a task's meta-gradient goes, by kind of operation, on one thread.
 
-    python benchmarks/where_time_goes.py
-    python benchmarks/where_time_goes.py --setting miniimagenet --method maml
+    python -m metadropout.bench.where_time_goes
+    python -m metadropout.bench.where_time_goes --setting miniimagenet --method maml
 
 The same task several times under PyTorch's profiler.
 """

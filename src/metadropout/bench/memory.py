@@ -1,7 +1,7 @@
 """Peak memory and time of one task with and without recomputed inner steps (`--gradient-checkpointing`).
 
-    python benchmarks/memory.py
-    python benchmarks/memory.py --way 20 --shot 5
+    python -m metadropout.bench.memory
+    python -m metadropout.bench.memory --way 20 --shot 5
 
 Each peak is that of a process of its own, less what the process held before its first task of that size. Times are
 processor times of one thread, the two sides by turns, so that their ratio holds on a busy machine as well.
@@ -67,7 +67,7 @@ def compare(options: argparse.Namespace) -> None:
     sides = {"graph kept": [], "steps recomputed": ["--gradient-checkpointing"], "no inner steps": ["--steps", "0"]}
     peaks = []
     for side, flags in sides.items():
-        command = [sys.executable, __file__, *sys.argv[1:], "--measure-peak", *flags]
+        command = [sys.executable, "-m", "metadropout.bench.memory", *sys.argv[1:], "--measure-peak", *flags]
         child = subprocess.run(command, env={**os.environ, **EXACT}, stdout=subprocess.PIPE, text=True, check=True)
         peaks.append(float(child.stdout))
         print(f"{side:16s} {peaks[-1]:8.1f} MiB")

@@ -1,6 +1,6 @@
 """Episodes per second beside a plain Dataset and DataLoader on the same prepared cache, and the cost of preparing.
 
-    python benchmarks/episodes.py
+    python -m metadropout.bench.episodes
 
 needs Omniglot and CIFAR-100 in the data directory (METADROPOUT_DATA). Ratios are taken within one run, the two sides
 by turns, so that they hold on a busy machine as well.

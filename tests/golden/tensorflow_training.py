@@ -1,7 +1,7 @@
 """Train Meta-dropout by a second program: a TensorFlow graph written from the equations, with its own optimiser.
 
     pip install tensorflow-cpu
-    python benchmarks/tensorflow_training.py --out tf.npz      # 2000 iterations, Omniglot 5-way 1-shot; then evaluates
+    python tests/golden/tensorflow_training.py --out tf.npz    # 2000 iterations, Omniglot 5-way 1-shot; then evaluates
 
 The golden values pin one task. This pins what surrounds it: initial values, averaging, clipping, the optimiser. The
 weights that it ends with are put into this library's learner and tested on the episodes of `metadropout evaluate`.

@@ -1,7 +1,7 @@
 """Tasks per second in meta-training: two processes beside one, and tasks side by side beside operations split up.
 
-    python benchmarks/processes.py
-    python benchmarks/processes.py --way 5 --channels 16 --rounds 3      # smaller
+    python -m metadropout.bench.processes
+    python -m metadropout.bench.processes --way 5 --channels 16 --rounds 3      # smaller
 
 needs two free cores. By default 20-way 1-shot Meta-dropout on the built-in characters. Ratios are taken within a round,
 the two sides by turns; start-up, the first iterations and validation are not counted.
@@ -95,7 +95,8 @@ def compare_threads(options: argparse.Namespace) -> None:
         start = time.perf_counter()
         for _ in range(options.iterations):
             step()
-        return options.iterations * len(episodes) / (time.perf_counter() - start)
+        tasks: int = options.iterations * len(episodes)
+        return tasks / (time.perf_counter() - start)
 
     with Workers(learner, len(episodes), threads=2) as two, Workers(learner, 1, threads=2) as one:
 
