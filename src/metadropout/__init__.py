@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from metadropout.errors import CheckpointError, ConfigError, DataError, MetadropoutError, TrainingError
 
 if TYPE_CHECKING:
-    from metadropout import data, learners, networks, perturbations
+    from metadropout import data, learners, networks, perturbations, weights
+    from metadropout.classify import AdaptedClassifier, FewShotClassifier
     from metadropout.data import ArrayImages, Episode, EpisodeSampler, Splits, open_dataset, split_classes
     from metadropout.learners import (
         ABML,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from metadropout.recipes import load_recipe
     from metadropout.registry import register
     from metadropout.training.fit import LoadedRun, evaluate, fit, load_run
+    from metadropout.weights import WeightSet, load_weights
 
 __version__ = "0.1.0"
 
@@ -68,6 +70,7 @@ __all__ = [
     "CAVIA",
     "FOMAML",
     "MAML",
+    "AdaptedClassifier",
     "Additive",
     "Adversarial",
     "ArrayImages",
@@ -80,6 +83,7 @@ __all__ = [
     "Deterministic",
     "Episode",
     "EpisodeSampler",
+    "FewShotClassifier",
     "FixedGaussian",
     "GradientLearner",
     "IndependentGaussian",
@@ -118,6 +122,7 @@ __all__ = [
     "UnicornMetaSGD",
     "VariationalBottleneck",
     "WeightGaussian",
+    "WeightSet",
     "__version__",
     "data",
     "evaluate",
@@ -125,15 +130,28 @@ __all__ = [
     "learners",
     "load_recipe",
     "load_run",
+    "load_weights",
     "networks",
     "open_dataset",
     "perturbations",
     "register",
     "split_classes",
+    "weights",
 ]
 
-_NAMESPACES = ("data", "learners", "networks", "perturbations")
-_MODULES = ("registry", "recipes", "data", "noise", "networks", "perturbations", "learners", "training.fit")
+_NAMESPACES = ("data", "learners", "networks", "perturbations", "weights")
+_MODULES = (
+    "registry",
+    "recipes",
+    "data",
+    "noise",
+    "networks",
+    "perturbations",
+    "learners",
+    "training.fit",
+    "weights",
+    "classify",
+)
 """Where the names above are looked for when first used, as PyTorch takes its time to load; the light ones first."""
 
 

@@ -160,14 +160,24 @@ def evaluate(
     return Evaluation(results[:, 0].tolist(), results[:, 1].tolist(), Calibration(*bins))
 
 
+def calibration_of(log_probabilities: Tensor, labels: Tensor) -> Calibration:
+    """Return how often answers of some confidence are right, over all given images."""
+    return Calibration(*_bins(log_probabilities.double(), labels).tolist())
+
+
 def _measure(logits: Tensor, labels: Tensor) -> Tensor:
     """Return an episode's accuracy, mean negative log-likelihood, and bins of confidence, as one vector."""
     logits = logits.detach()
     log_probabilities = F.log_softmax(logits, dim=1)
     nll = F.nll_loss(log_probabilities, labels)
+    bins = _bins(log_probabilities, labels)
+    return torch.cat([accuracy(logits, labels).view(1).to(bins), nll.view(1).to(bins), bins.flatten()])
+
+
+def _bins(log_probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return counts, sums of confidences and numbers of right answers by bins of confidence, shape (3, BINS)."""
     confidence, answer = log_probabilities.exp().max(dim=1)
     places = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # confidences in (0, 1/15] are in the first bin
     bins = confidence.new_zeros(3, BINS)
     values = torch.stack([torch.ones_like(confidence), confidence, (answer == labels).to(confidence)])
-    bins.index_add_(1, places, values)
-    return torch.cat([accuracy(logits, labels).view(1).to(bins), nll.view(1).to(bins), bins.flatten()])
+    return bins.index_add_(1, places, values)

@@ -1,52 +1,142 @@
-"""`metadropout export`: a trained run without what only training needs, small enough to share."""
+"""`metadropout export`: a trained run becomes a set of weights, one small file to use and to share."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from metadropout.config import build_learner
+import metadropout
+from metadropout.classify.estimator import prepared
+from metadropout.cli.evaluate import evaluate_run
+from metadropout.cli.numbers import add_number
+from metadropout.cli.progress import CountDisplay
 from metadropout.errors import ConfigError
-from metadropout.files import read_regular, write_atomically
-from metadropout.runs.folder import open_run
-from metadropout.training.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
-from metadropout.training.loop import open_splits
-from metadropout.training.metrics import MAX_BYTES
+from metadropout.evaluation import Evaluation
+from metadropout.learners.base import TEST_SAMPLES
+from metadropout.options import Episodes, Samples
+from metadropout.runs.folder import Run, open_run
+from metadropout.training.checkpoints import load_checkpoint
+from metadropout.training.loop import open_parts
+from metadropout.weights import WeightSet, save_weights, write_card
+from metadropout.weights.calibration import fit_temperature
+from metadropout.weights.card import Measured, Protocol, Temperature, describe
 
-COPIED = (
-    "config.yaml",
-    "data.json",
-    "environment.json",
-    "metrics.jsonl",
-    "curves.png",
-    "README.md",
-    "evaluation-*.json",
-)
+PROTOCOLS: tuple[Protocol, ...] = ("inductive", "transductive")
+
+EPILOG = """\
+  metadropout export runs/first --out first.safetensors
+  metadropout weights first.safetensors
+  metadropout predict first.safetensors --support examples --query photos --out predictions.csv
+What 'metadropout evaluate' has measured of these weights is not measured again.
+"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Give the command's parser its arguments."""
     parser.description = (
-        "Copies a run's configuration, metrics, evaluations and weights to a new folder, without the "
-        "optimiser's state. 'metadropout evaluate' takes such a folder like any run's; it cannot be trained on."
+        "Makes a set of weights of a run: one safetensors file with the weights, the configuration and a card, and "
+        "the card as a page of text (NAME.md). Accuracy is measured on test classes in both protocols, unless that "
+        "has been done, and a temperature is fitted on other classes, so that probabilities can be trusted."
     )
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--out", type=Path, required=True, help="the new folder")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="NAME.safetensors; NAME is what the set is called"
+    )
     parser.add_argument("--state", choices=["last", "best"], default="last", help="which weights (default: last)")
+    add_number(parser, "--episodes", Episodes, default=1000, help="tasks to measure accuracy on (default: 1000)")
+    add_number(
+        parser,
+        "--calibration-episodes",
+        Episodes,
+        default=200,
+        help="tasks to fit the temperature on, and as many to measure its effect on (default: 200)",
+    )
+    add_number(parser, "--mc-samples", Samples, default=TEST_SAMPLES, help="noise samples per inner step (default: 30)")
     parser.set_defaults(run=run_command)
 
 
 def run_command(namespace: argparse.Namespace) -> int:
     """Export, and return the exit status."""
-    run, out = open_run(namespace.folder), namespace.out
-    if out.exists():
-        raise ConfigError(f"{out}: is there already; choose another --out")
-    learner = build_learner(run.config, open_splits(run.config).train.image_shape)
-    progress = load_checkpoint(run.state(namespace.state), learner)
-    path = checkpoint_path(out / "checkpoints", progress.iteration)
-    save_checkpoint(path, learner, None, progress)
-    for pattern in COPIED:
-        for file in run.folder.glob(pattern):
-            write_atomically(out / file.name, read_regular(file, MAX_BYTES))
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    out: Path = namespace.out
+    if out.suffix != ".safetensors":
+        raise ConfigError(f"--out is {out}; the name of a set of weights ends in .safetensors")
+    weights = export_run(
+        open_run(namespace.folder),
+        out,
+        state=namespace.state,
+        episodes=namespace.episodes,
+        calibration_episodes=namespace.calibration_episodes,
+        mc_samples=namespace.mc_samples,
+    )
+    print(f"{out}: {out.stat().st_size / 1e6:.2f} MB, {weights.summary}")
     return 0
+
+
+def export_run(
+    run: Run, out: Path, *, state: str, episodes: int, calibration_episodes: int, mc_samples: int
+) -> WeightSet:
+    """Measure what has not been measured of a run, and write its weights and their card."""
+    splits, learner = open_parts(run.config)
+    run.check_data(splits.identity)
+    progress = load_checkpoint(run.state(state), learner, run=run.config.computed_options())
+    samples = learner.samples_used(mc_samples)
+    results = []
+    for protocol in PROTOCOLS:
+        overrides = {"episode.protocol": protocol}
+        options = {"episodes": episodes, "mc_samples": mc_samples, "state": state}
+        results.append(_measured(evaluate_run(run, overrides=overrides, **options), protocol, samples))  # type: ignore[arg-type]
+    parameters = sum(p.numel() for p in learner.parameters())
+    shape = splits.train.image_shape
+    card = describe(
+        out.stem,
+        run.config,
+        iterations=progress.iteration,
+        parameters=parameters,
+        version=metadropout.__version__,
+        measured=tuple(results),
+    )
+    weights = save_weights(out, learner, run.config, shape, card)  # before the rest, in case that is stopped
+    learner = prepared(weights.learner(), run.config.episode.way)
+    temperatures: list[Temperature] = []
+    with CountDisplay(f"calibrating {out.stem}", 4 * calibration_episodes) as display:
+        for protocol in PROTOCOLS:
+            fitted = fit_temperature(
+                learner,
+                splits,
+                protocol,
+                way=run.config.episode.way,
+                shot=run.config.episode.shot,
+                query=run.config.episode.query,
+                episodes=calibration_episodes,
+                mc_samples=mc_samples,
+                on_episode=display.advance,
+            )
+            temperatures.append(fitted)
+    card = describe(
+        out.stem,
+        run.config,
+        iterations=progress.iteration,
+        parameters=parameters,
+        version=metadropout.__version__,
+        measured=tuple(results),
+        temperatures=tuple(temperatures),
+    )
+    weights = save_weights(out, weights.learner(), run.config, shape, card)
+    write_card(out.with_suffix(".md"), weights)
+    return weights
+
+
+def _measured(result: Evaluation, protocol: Protocol, samples: int) -> Measured:
+    assert result.nll is not None
+    assert result.calibration is not None
+    return Measured(
+        protocol=protocol,
+        accuracy=result.mean,
+        interval=result.interval,
+        nll=result.nll,
+        ece=result.calibration.error,
+        episodes=len(result.accuracies),
+        mc_samples=samples,
+    )

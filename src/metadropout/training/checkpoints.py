@@ -78,7 +78,7 @@ def save_checkpoint(
     metadata = {"format": FORMAT, "version": str(VERSION), "progress": json.dumps(vars(progress))}
     if run is not None:
         metadata["run"] = json.dumps(dict(run))
-    metadata["sha256"] = _digest(tensors, metadata)
+    metadata["sha256"] = tensors_digest(tensors, metadata)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, safetensors.torch.save(tensors, metadata))
@@ -115,7 +115,7 @@ def load_checkpoint(
         raise CheckpointError(f"{path}: is of another model: '{odd[0]}' is in one but not in the other")
     buffers = {name: b for name, b in learner.named_buffers() if name in _part(tensors, "buffer.")}
     for name, own in {**parameters, **buffers}.items():
-        _check_tensor(path, name, stored[name] if name in stored else tensors[f"buffer.{name}"], own)
+        check_tensor(path, name, stored[name] if name in stored else tensors[f"buffer.{name}"], own)
     states = {name: _optimizer_state(tensors, name) for name in parameters} if optimizer is not None else {}
     progress = progress_of(path, metadata)
     if progress.iteration and optimizer is not None and not any(states.values()):
@@ -161,7 +161,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             f"{path}: has checkpoint version {metadata.get('version')}, but this program reads version {VERSION}; "
             "use the metadropout version named in the run's environment.json"
         )
-    if metadata.get("sha256") != _digest(tensors, metadata):
+    if metadata.get("sha256") != tensors_digest(tensors, metadata):
         raise CheckpointError(f"{path}: is damaged: its contents do not match their checksum{_fix(path)}")
     return tensors, metadata
 
@@ -169,7 +169,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def weights_digest(learner: Learner) -> str:
     """Return a short digest of a learner's parameters and buffers: equal for equal weights, wherever they lie."""
     tensors = {name: t.detach().cpu() for name, t in learner.state_dict().items()}
-    return _digest(tensors, {})[:16]
+    return tensors_digest(tensors, {})[:16]
 
 
 def progress_of(path: Path, metadata: Mapping[str, str]) -> Progress:
@@ -219,7 +219,8 @@ def _optimizer_state(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tens
     return {match[1]: value for key, value in tensors.items() if (match := pattern.fullmatch(key))}
 
 
-def _check_tensor(path: Path, name: str, stored: Tensor, own: Tensor) -> None:
+def check_tensor(path: Path, name: str, stored: Tensor, own: Tensor) -> None:
+    """Refuse a stored tensor that cannot take the place of a learner's own."""
     if stored.shape != own.shape:
         raise CheckpointError(
             f"{path}: is of another model: '{name}' has shape {tuple(stored.shape)}, not {tuple(own.shape)}"
@@ -251,7 +252,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+def tensors_digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """Return the SHA-256 of tensors and of the texts beside them, but for the checksum that is one of these."""
     digest = hashlib.sha256()
     for key in sorted(metadata.keys() - {"sha256"}):
         digest.update(f"{key}={metadata[key]};".encode())
