@@ -104,6 +104,8 @@ class TrainingOptions:
             begins, and kept to.
         checkpoint_every: outer steps between checkpoints.
         checkpoint_minutes: a checkpoint is also written after this many minutes.
+        checkpoint_keep: outer steps between checkpoints that are kept for good, for `evaluate --state`; 0 for none.
+            Of all others only the two newest are kept.
         log_every: outer steps between lines in metrics.jsonl.
         validate_every: outer steps between validations; needs a data set with validation classes.
         validation_episodes: tasks in a validation, the same ones each time.
@@ -126,6 +128,7 @@ class TrainingOptions:
     convolutions: dict[str, str] | None = None
     checkpoint_every: Iterations = 500
     checkpoint_minutes: Annotated[float, Limits(0, 1e6, above=True)] = 5.0
+    checkpoint_keep: Annotated[int, Limits(0, 99_999_999)] = 0
     log_every: Iterations = 10
     validate_every: Iterations = 1000
     validation_episodes: Episodes = 100

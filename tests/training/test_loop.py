@@ -15,13 +15,14 @@ import torch
 from toys import DIVERGING, PERTURBATION_OPTIONS, assert_same_weights, small_files, start, wait_for, weights
 
 import metadropout as md
+from metadropout.analysis.report.folders import read_runs
 from metadropout.cli import main
 from metadropout.config import TrainingOptions, load_config
 from metadropout.data import Episode
 from metadropout.learners import TaskGradient
 from metadropout.perturbations import PERTURBATIONS
 from metadropout.runs.folder import open_run
-from metadropout.training.checkpoints import latest_checkpoint, read_checkpoint
+from metadropout.training.checkpoints import checkpoints_in, iteration_of, latest_checkpoint, read_checkpoint
 from metadropout.training.distributed import ALONE
 from metadropout.training.loop import (
     TESTING,
@@ -125,6 +126,35 @@ def test_a_finished_run_holds_everything_and_can_be_evaluated_and_extended(
     longer = tmp_path / "longer"
     assert main(["train", str(recipe), "--out", str(longer), "--training.iterations", "14"]) == 0
     assert_same_weights(run, longer)
+
+
+def test_states_that_were_kept_during_training_are_tested_drawn_and_reported_apart(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", str(recipe), "--out", str(run), "--training.checkpoint_keep", "5"]) == 0
+    kept = [iteration_of(path) for path in checkpoints_in(run / "checkpoints")]
+    assert kept == [5, 10, 12]
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--episodes", "3", "--mc-samples", "2", "--state", "all"]) == 0
+    printed = capsys.readouterr().out
+    for iteration in kept:
+        assert f"run, iteration {iteration}: " in printed
+    assert (run / "accuracy-over-iterations-test.png").exists()
+    early = json.loads((run / "evaluation-test-iteration5-2samples.json").read_text())
+    assert (early["iteration"], early["state"]) == (5, "5")
+
+    # A run that ended there has the same weights, so the same accuracies.
+    short = tmp_path / "short"
+    assert main(["train", str(recipe), "--out", str(short), "--training.iterations", "5"]) == 0
+    assert main(["evaluate", str(short), "--episodes", "3", "--mc-samples", "2"]) == 0
+    assert json.loads((short / "evaluation-test-2samples.json").read_text())["accuracies"] == early["accuracies"]
+
+    (summary,) = read_runs([run])
+    assert [test.iteration for test in summary.test_curve()] == kept
+    assert [test.state for test in summary.tests] == ["last"]
+    assert main(["evaluate", str(run), "--state", "7"]) == 1
+    assert "this run has the states after these iterations: 5, 10, 12" in capsys.readouterr().err
 
 
 def test_tasks_of_one_meta_batch_differ_in_classes_and_a_task_is_the_same_again(recipe: Path, tmp_path: Path) -> None:

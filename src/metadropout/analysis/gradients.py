@@ -25,6 +25,7 @@ from metadropout.errors import ConfigError
 from metadropout.learners import GradientLearner
 from metadropout.noise import SOURCES, mix_seed
 from metadropout.recipes import load_recipe
+from metadropout.runs.folder import open_run
 from metadropout.training.fit import load_run
 from metadropout.training.loop import TRAINING, episode_sampler, open_splits
 
@@ -84,15 +85,21 @@ class State:
     episodes: Callable[[int, int], Episode]
 
 
-def open_state(name: str) -> State:
-    """Open a run's last state, or a recipe's initial weights.
+def states_of(name: str) -> list[str]:
+    """Return the states of a run that are there, in order; of a recipe there are only the initial weights."""
+    return open_run(Path(name)).states() if (Path(name) / "config.yaml").is_file() else ["last"]
+
+
+def open_state(name: str, which: str = "last") -> State:
+    """Open a state of a run, or a recipe's initial weights.
 
     Args:
         name: a run's folder, or a recipe.
+        which: the run's state: see `Run.state`.
     """
     weights = None
     if (Path(name) / "config.yaml").is_file():
-        loaded = load_run(name)
+        loaded = load_run(name, state=which)
         refuse_custom_parts(loaded.config)
         config, iteration, splits, weights = loaded.config, loaded.iteration, loaded.splits, loaded.learner.state_dict()
         assert splits is not None
@@ -100,7 +107,7 @@ def open_state(name: str) -> State:
         config, iteration = load_recipe(name), 0
         splits = open_splits(config)
     learners = {}
-    for which, exact in GRADIENTS.items():
+    for gradient, exact in GRADIENTS.items():
         options = {**config.learner, "norm_second_order": exact}
         if config.learner.get("first_order") or "norm_second_order" not in config.learner:
             raise ConfigError(
@@ -109,7 +116,7 @@ def open_state(name: str) -> State:
         learner = build_learner(replace(config, learner=options), splits.train.image_shape)
         assert isinstance(learner, GradientLearner)
         learner.load_state_dict(weights or learner.state_dict())
-        learners[which] = learner
+        learners[gradient] = learner
     return State(learners, config, iteration, episode_sampler(config, splits, "train", TRAINING))
 
 

@@ -31,6 +31,40 @@ def plot_curves(run: Run) -> Path | None:
     return plot_comparison([run], run.folder / "curves.png")
 
 
+def plot_accuracy_curves(
+    curves: Mapping[str, Sequence[tuple[int, Evaluation]]], path: Path, *, title: str
+) -> Path | None:
+    """Draw accuracy on unseen classes over training, a line for each name; return the path, None without matplotlib.
+
+    Args:
+        curves: iterations and what was measured after each, by name.
+        path: of the picture.
+        title: stands above it.
+    """
+    if (plt := pyplot()) is None:
+        return None
+    figure, axis = plt.subplots(figsize=(7, 3.6 + 0.2 * len(curves)), layout="constrained")
+    for number, (name, curve) in enumerate(curves.items()):
+        values = [100 * result.mean for _, result in curve]
+        errors = [100 * result.interval for _, result in curve]
+        axis.errorbar(
+            [iteration for iteration, _ in curve],
+            values,
+            errors,
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=4,
+            capsize=2,
+            label=f"{name}, 95 % interval over tasks",
+        )
+    axis.set(title=title, xlabel="iteration", ylabel="accuracy, %")
+    axis.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=1 if len(curves) < 3 else 2, fontsize=8)
+    save_figure(figure, path)
+    plt.close(figure)
+    return path
+
+
 def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | None = None) -> Path | None:
     """Draw the learning curves of several runs into one picture: smoothed, with what was logged faintly behind."""
     if (plt := pyplot()) is None:

@@ -38,7 +38,7 @@ EPILOG = """\
   metadropout bench evaluation                   30 noise samples as one batch, beside loops over them
   metadropout bench growth --out bench           how time and memory grow with way, shot, steps, channels, image size
   metadropout bench learners [ROW ...]           a task of each row of table 1, beside MAML
-  metadropout bench gradient RUN RECIPE ...      signal and noise of the meta-gradient, and the public code's
+  metadropout bench gradient RUN RECIPE ...      signal and noise of the meta-gradient, at all states kept
 
 The first three compare programs that compute the same gradients, which is checked first. Each program runs in a process
 of its own, by turns with the others.
@@ -152,10 +152,11 @@ def bench_gradient(namespace: argparse.Namespace, setting: Setting) -> None:
     """Compare the exact meta-gradient with the public code's, at each state."""
     if not namespace.runs:
         raise ConfigError("bench gradient needs a run or a recipe: metadropout bench gradient glyphs-5way-1shot-maml")
-    states = [gradients.open_state(name) for name in namespace.runs]
+    states = [(name, which) for name in namespace.runs for which in gradients.states_of(name)]
     done: list[gradients.PartGradients] = []
     with _progress(len(states) * namespace.tasks) as on_step:
-        for name, state in zip(namespace.runs, states, strict=True):
+        for name, which in states:
+            state = gradients.open_state(name, which)
             done += gradients.measure_gradients(state, tasks=namespace.tasks, on_task=partial(on_step, name))
             _write(namespace, {"gradients": [m.to_dict() for m in done]})
     note = "± 95 % interval over tasks, by the jackknife. Public: without the second derivative of normalisation."

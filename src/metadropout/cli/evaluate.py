@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from metadropout.analysis.plots import plot_accuracy_curves
 from metadropout.cli.numbers import add_number
 from metadropout.cli.progress import CountDisplay
 from metadropout.config import Config, parse_config, resolve_device
@@ -24,7 +25,7 @@ from metadropout.options import Episodes, Samples, Seed
 from metadropout.runs.folder import Run, open_run
 from metadropout.runs.results import Measure, TestResult, measured_before, write_result
 from metadropout.training.allocator import keep_freed_memory
-from metadropout.training.checkpoints import load_checkpoint, weights_digest
+from metadropout.training.checkpoints import iteration_of, load_checkpoint, weights_digest
 from metadropout.training.distributed import ALONE, World, joined
 from metadropout.training.loop import TESTING, build_for, episode_sampler, open_splits
 from metadropout.training.workers import threads_to_use
@@ -40,6 +41,9 @@ A run can be tested on other tasks than it was trained on; each result has a fil
   metadropout evaluate RUN --episode.way 3 --episode.shot 5
   metadropout evaluate RUN --episode.protocol inductive
   metadropout evaluate RUN --data.name cifar_fs --data.image_size 84
+States during training can be tested, too, if they were kept (train ... --training.checkpoint_keep 5000):
+  metadropout evaluate RUN --state 5000
+  metadropout evaluate RUN --state all                     accuracy over iterations, and a picture of it
 Stopped or killed, the same command goes on where it was. What has been measured is not measured again.
 """
 
@@ -63,7 +67,13 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="noise samples per inner step (default: 30, as in the paper; methods without randomness use 1)",
     )
     parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default: test")
-    parser.add_argument("--state", choices=["last", "best"], default="last", help="default: last, as in the paper")
+    parser.add_argument(
+        "--state",
+        type=_state,
+        default="last",
+        help="last, best (by validation classes), a number of iterations, or all for the curve of accuracy over "
+        "iterations (default: last, as in the paper)",
+    )
     add_number(parser, "--seed", Seed, default=0, help="seed of the episodes; the same for all runs to compare")
     parser.add_argument(
         "--episode-list",
@@ -78,23 +88,41 @@ def run_command(namespace: argparse.Namespace) -> int:
     """Evaluate, and return the exit status."""
     with joined() as world:
         run = open_run(namespace.folder)
-        result = evaluate_run(
-            run,
-            overrides=namespace.overrides,
-            episodes=namespace.episodes,
-            mc_samples=namespace.mc_samples,
-            split=namespace.split,
-            state=namespace.state,
-            seed=namespace.seed,
-            episode_list=namespace.episode_list,
-            world=world,
-        )
-        if world.is_first:
-            print(f"{run.folder.name}: {result} on {_count(namespace.episodes)} of {namespace.split} classes")
-            if result.nll is not None and result.calibration is not None:
-                error = 100 * result.calibration.error
-                print(f"negative log-likelihood {result.nll:.4f}, expected calibration error {error:.2f} %")
+        states = run.states() if namespace.state == "all" else [namespace.state]
+        curve: list[tuple[int, Evaluation]] = []
+        for state in states:
+            result = evaluate_run(
+                run,
+                overrides=namespace.overrides,
+                episodes=namespace.episodes,
+                mc_samples=namespace.mc_samples,
+                split=namespace.split,
+                state=state,
+                seed=namespace.seed,
+                episode_list=namespace.episode_list,
+                world=world,
+            )
+            if world.is_first:
+                iteration = iteration_of(run.latest()) if state == "last" else state
+                at = "" if len(states) == 1 else f", iteration {iteration}"
+                tasks = f"{_count(namespace.episodes)} of {namespace.split} classes"
+                print(f"{run.folder.name}{at}: {result} on {tasks}")
+                if result.nll is not None and result.calibration is not None:
+                    error = 100 * result.calibration.error
+                    print(f"negative log-likelihood {result.nll:.4f}, expected calibration error {error:.2f} %")
+                curve += [(int(iteration), result)] if namespace.state == "all" else []
+        if curve:
+            path = run.folder / f"accuracy-over-iterations-{namespace.split}.png"
+            title = f"{run.config.description or run.folder.name}, {namespace.split} classes"
+            if plot_accuracy_curves({run.folder.name: curve}, path, title=title) is not None:
+                print(f"picture: {path}")
     return 0
+
+
+def _state(text: str) -> str:
+    if text in ("last", "best", "all") or (text.isdecimal() and int(text) < 10**8):
+        return str(int(text)) if text.isdecimal() else text
+    raise argparse.ArgumentTypeError(f"'{text}' is not last, best, all or a number of iterations")
 
 
 def _count(episodes: int) -> str:

@@ -19,11 +19,12 @@ from pydantic import TypeAdapter
 
 from metadropout.config import MAY_CHANGE, Config, as_text, load_config
 from metadropout.data import Identity
+from metadropout.data.class_lists import listed
 from metadropout.data.locks import exclusive
 from metadropout.errors import CheckpointError, ConfigError, DataError, MetadropoutError, RunFileError
 from metadropout.files import write_atomically
 from metadropout.runs.reading import read_checked, set_aside
-from metadropout.training.checkpoints import iteration_of, latest_checkpoint
+from metadropout.training.checkpoints import checkpoint_path, checkpoints_in, iteration_of, latest_checkpoint
 
 CONTENTS = """\
 # {title}
@@ -96,9 +97,18 @@ class Run:
         return path
 
     def state(self, which: str) -> Path:
-        """Return the checkpoint that is called "last" or "best"."""
+        """Return the checkpoint that is called "last" or "best", or the one after a number of iterations, as a text."""
         if which == "last":
             return self.latest()
+        if which.isdecimal():
+            path, there = checkpoint_path(self.checkpoints, int(which)), checkpoints_in(self.checkpoints)
+            if path not in there:
+                known = listed((str(iteration_of(each)) for each in there), 8) or "none"
+                raise CheckpointError(
+                    f"{path}: is not there; this run has the states after these iterations: {known}. "
+                    "--training.checkpoint_keep N keeps one every N iterations"
+                )
+            return path
         best = self.checkpoints / "best.safetensors"
         if not best.exists():
             raise CheckpointError(
@@ -106,6 +116,10 @@ class Run:
                 "use --state last"
             )
         return best
+
+    def states(self) -> list[str]:
+        """Return the names of all states that are there in order, the last one's as "last"."""
+        return [*(str(iteration_of(path)) for path in checkpoints_in(self.checkpoints)[:-1]), "last"]
 
     def identity(self) -> Identity | None:
         """Return what identifies the data that the run was trained on; None where that was not recorded."""

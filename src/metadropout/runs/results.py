@@ -63,7 +63,8 @@ class Measure:
         """Return the name of the file for this measure, in which only what is not usual for the run is named."""
         own = self
         parts = ["evaluation", own.split]
-        parts += [own.state] if own.state != "last" else []
+        if own.state != "last":
+            parts += [f"iteration{own.state}" if own.state.isdecimal() else own.state]
         if (own.data, own.data_digest) != (usual.data, usual.data_digest):
             parts += [own.data or "data", (own.data_digest or "")[:8]]
         if (own.way, own.shot) != (usual.way, usual.shot):
@@ -134,6 +135,10 @@ class TestResult(Measure):
         own = self
         what = own.way, own.shot, own.query, own.protocol, own.data, own.data_digest
         return own.split, own.seed, own.episode_list, *what
+
+    def is_during_training(self) -> bool:
+        """Say whether a state was tested that training went on from."""
+        return self.state.isdecimal()
 
     def stopped(self) -> bool:
         """Say whether fewer episodes were measured than were asked for."""

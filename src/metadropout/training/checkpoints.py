@@ -200,10 +200,21 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return max(checkpoints_in(folder), default=None)
 
 
-def drop_old_checkpoints(folder: Path) -> None:
-    """Delete all but the newest checkpoints; what only has the name of one is left alone."""
+def drop_old_checkpoints(folder: Path, keep_every: int = 0) -> None:
+    """Delete all but the newest checkpoints; what only has the name of one is left alone.
+
+    Args:
+        folder: where they are.
+        keep_every: those after each that many outer steps are kept for good; 0 for none of them.
+    """
     for path in [path for path in checkpoints_in(folder) if path.is_file()][:-KEPT]:
-        path.unlink(missing_ok=True)
+        if not is_kept(iteration_of(path), keep_every):
+            path.unlink(missing_ok=True)
+
+
+def is_kept(iteration: int, keep_every: int) -> bool:
+    """Say whether the checkpoint after that many outer steps is kept for good."""
+    return keep_every > 0 and iteration > 0 and iteration % keep_every == 0
 
 
 def _buffers(learner: Learner) -> set[str]:

@@ -124,7 +124,7 @@ def load_run(
 
     Args:
         folder: the run's folder.
-        state: "last", or "best" by validation.
+        state: "last", "best" by validation, or a number of iterations as a text, of a checkpoint that was kept.
         learner: for a run of `fit` on parts of your own: the learner, built as for `fit`; it gets the trained weights.
         splits: the data set, where it should not be opened as the configuration says.
         device: where to put the learner.

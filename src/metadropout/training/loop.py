@@ -38,6 +38,7 @@ from metadropout.runs.folder import (
 from metadropout.training.checkpoints import (
     Progress,
     checkpoint_path,
+    is_kept,
     load_checkpoint,
     save_checkpoint,
 )
@@ -214,7 +215,8 @@ class _Loop:
             overdue = time.monotonic() - last_save > 60 * options.checkpoint_minutes
             # Read once, as a signal may come at any moment; and if one process was asked to stop, all stop here.
             stop = self.world.largest(interrupt.received or 0)
-            if done % options.checkpoint_every == 0 or overdue or finished or stop:
+            wanted = done % options.checkpoint_every == 0 or is_kept(done, options.checkpoint_keep)
+            if wanted or overdue or finished or stop:
                 self.recorder.save(progress)
                 last_save = time.monotonic()
             if stop and not finished:

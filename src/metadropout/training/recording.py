@@ -114,7 +114,7 @@ class FolderRecorder(Recorder):
     def save(self, progress: Progress) -> None:
         self.log.flush()
         self._save(checkpoint_path(self.run.checkpoints, progress.iteration), progress)
-        drop_old_checkpoints(self.run.checkpoints)
+        drop_old_checkpoints(self.run.checkpoints, self.run.config.training.checkpoint_keep)
 
     def _save(self, path: Path, progress: Progress) -> None:
         save_checkpoint(path, self.learner, self.optimizer, progress, self.run.config.computed_options())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +100,8 @@ class RunSummary:
     validation: list[ValidationLine]
     tests: list[TestResult]
     """On the tasks that the run was made for."""
+    tests_during_training: list[TestResult]
+    """The same, of states that training went on from."""
     other_tests: list[TestResult]
     """On other tasks: never to be mixed with those."""
     attack: AttackResults | None
@@ -122,10 +125,21 @@ class RunSummary:
         """Tasks per second: the median over what was logged."""
         return median(speeds) if (speeds := [s for line in self.training if (s := line.tasks_per_second)]) else None
 
+    def test_curve(self) -> list[TestResult]:
+        """Return the tests on unseen classes over training, with one number of noise samples, by iteration."""
+        during = [test for test in self.tests_during_training if test.split == "test"]
+        if not during:
+            return []
+        counts = Counter((test.tasks, test.asked_samples) for test in during)
+        (tasks, samples), _ = counts.most_common(1)[0]
+        last = [test for test in self.tests if test.state == "last"]
+        found = [test for test in (*during, *last) if (test.tasks, test.asked_samples) == (tasks, samples)]
+        return sorted(found, key=lambda test: test.iteration)
+
     def commands(self) -> list[str]:
         """Return what made the run: recorded commands of training, and tests and attacks as their files tell them."""
         lines = list(dict.fromkeys(start.command for start in self.starts))
-        for test in (*self.tests, *self.other_tests):
+        for test in (*self.tests, *self.tests_during_training, *self.other_tests):
             lines.append(command("evaluate", self.run.folder, *test.command_options(self.run)))
         return lines + (attack_commands(self.run, self.attack, self.attacks) if self.attack else [])
 
@@ -199,7 +213,9 @@ def _read_run(name: str, folder: Path, attacks: Path | None) -> RunSummary:
     metrics = load_metrics(run.metrics)
     training = metrics.training
     tests = [read_result(path) for path in sorted(folder.glob("evaluation-*.json"))]
-    own = [test.completed(run) for test in tests if test.is_of_own_tasks(run)]
+    measured = [test.completed(run) for test in tests if test.is_of_own_tasks(run)]
+    own = [test for test in measured if not test.is_during_training()]
+    during = [test for test in measured if test.is_during_training()]
     others = [test for test in tests if not test.is_of_own_tasks(run)]
     attack = _attack((attacks or folder) / f"attack-{folder.resolve().name}.json")
     figures = read_figures(folder / "figures", folder)
@@ -213,7 +229,9 @@ def _read_run(name: str, folder: Path, attacks: Path | None) -> RunSummary:
             reason = f"{picture.name} shows iteration {picture.iteration}, the run is at {iteration}"
             gaps.append(Gap("figures", reason, command("figures", folder, "--only", picture.name)))
     validation = metrics.validation
-    return RunSummary(name, run, iteration, starts, training, validation, own, others, attack, attacks, figures, gaps)
+    return RunSummary(
+        name, run, iteration, starts, training, validation, own, during, others, attack, attacks, figures, gaps
+    )
 
 
 def read_figures(folder: Path, run: Path | None = None) -> Figures:

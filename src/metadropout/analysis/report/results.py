@@ -56,8 +56,8 @@ def styled_runs(setting: Setting) -> list[tuple[Method, RunSummary, Style]]:
 
 
 def learning_charts(setting: Setting) -> list[Chart]:
-    """Draw loss and accuracy over training, and validations where there are any."""
-    losses, accuracies, validations = [], [], []
+    """Draw loss and accuracy over training, and validations and tests during training where there are any."""
+    losses, accuracies, validations, tests = [], [], [], []
     for method, summary, style in styled_runs(setting):
         label = method.label(summary)
         iterations = [line.iteration for line in summary.training]
@@ -68,10 +68,14 @@ def learning_charts(setting: Setting) -> list[Chart]:
         points = [(line.iteration, 100 * line.accuracy) for line in summary.validation]
         intervals = [100 * line.interval for line in summary.validation]
         validations.append(Curve(label, style, points, intervals))
+        tested = summary.test_curve()
+        points = [(test.iteration, 100 * test.result.mean) for test in tested]
+        tests.append(Curve(label, style, points, [100 * test.result.interval for test in tested]))
     charts = [
         Chart("Query loss on training tasks", "iteration", "query loss", losses),
         Chart("Accuracy on training tasks", "iteration", "accuracy, %", accuracies),
         Chart("Accuracy on validation classes", "iteration", "accuracy, %", validations),
+        Chart("Accuracy on test classes", "iteration", "accuracy, %", tests),
     ]
     drawn = [Chart(c.title, c.x_label, c.y_label, [v for v in c.curves if v.points]) for c in charts]
     return [chart for chart in drawn if chart.curves]
