@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import metadropout as md
+from metadropout.analysis.studies import read_study
 from metadropout.cli import main
 from metadropout.perturbations import Pass
 from metadropout.recipes import load_recipe, recipe_names
@@ -82,12 +83,20 @@ def test_tables_of_results_are_those_of_the_recorded_runs(
 ) -> None:
     monkeypatch.chdir(ROOT)
     text = (ROOT / "docs" / "results.md").read_text()
-    commands = re.findall(r"^    metadropout (reproduce .* --show .*)$", text.replace("\\\n", " "), flags=re.MULTILINE)
-    assert commands
+    commands = re.findall(r"^    metadropout (reproduce results/.* --show)$", text, flags=re.MULTILINE)
+    assert {command.split()[1] for command in commands} == {str(path) for path in Path().glob("results/*/study.yaml")}
     for command in commands:
-        assert main([word for word in shlex.split(command) if not word.endswith(".png") and word != "--figure"]) == 0
-        _, _, *table = capsys.readouterr().out.splitlines(keepends=True)
-        assert "".join(table).strip() in text, command
+        assert main(shlex.split(command)) == 0
+        shown = re.findall(r"(?:^\|.*\n)+", capsys.readouterr().out, flags=re.MULTILINE)
+        assert len(shown) == len(read_study(Path(command.split()[1])).tables)
+        assert all(table in text and "not yet" not in table for table in shown), command
+
+
+def test_every_recorded_run_belongs_to_a_study() -> None:
+    for path in ROOT.glob("results/*/study.yaml"):
+        study = read_study(path)
+        runs = {f"{s}-{row}-seed{seed}" for s in study.settings for row in study.rows for seed in study.rows[row]}
+        assert {folder.name for folder in path.parent.iterdir() if folder.is_dir()} == runs
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def write_birds(folder: Path) -> None:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the things that the documentation's commands speak of."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to(ROOT / "results")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("METADROPOUT_CACHE", str(tmp_path / "cache"))
     write_birds(tmp_path / "birds")

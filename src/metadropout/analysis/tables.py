@@ -108,7 +108,7 @@ def plan(
     scale: float,
     settings: Sequence[str],
     rows: Sequence[str],
-    seeds: Sequence[int],
+    seeds: Sequence[int] | Mapping[str, Sequence[int]],
     episodes: int,
     out: Path,
     overrides: Mapping[str, Any],
@@ -120,7 +120,7 @@ def plan(
         scale: fraction of the iterations; 1 is the paper.
         settings: which of its settings.
         rows: which of its rows.
-        seeds: each row is trained once with each.
+        seeds: each row is trained once with each; by row, where not all have the same.
         episodes: test episodes of each run, the same ones for all.
         out: folder of the runs.
         overrides: options that differ from the recipes in all runs.
@@ -131,9 +131,10 @@ def plan(
     if fixed := [name for name in overrides if name in ("data.name", "learner.name", "perturbation.name")]:
         raise ConfigError(f"--{fixed[0]} cannot change here: it is what rows or settings differ in; choose among those")
     jobs = []
-    for seed in dict.fromkeys(seeds):
+    seeds_of = seeds if isinstance(seeds, Mapping) else dict.fromkeys(rows, seeds)
+    for seed in dict.fromkeys(seed for row in rows for seed in seeds_of[row]):
         for setting in dict.fromkeys(settings):
-            for row in dict.fromkeys(rows):
+            for row in dict.fromkeys(row for row in rows if seed in seeds_of[row]):
                 jobs.append(_job(setting, row, seed, scale, episodes, out, overrides))
     return jobs
 

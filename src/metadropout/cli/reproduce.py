@@ -15,6 +15,7 @@ import torch
 
 from metadropout.analysis.figures.paper import PAPER_FIGURES, PaperFigure, runs_table
 from metadropout.analysis.figures.runs import FigureOptions
+from metadropout.analysis.studies import read_study
 from metadropout.analysis.tables import (
     Job,
     Worker,
@@ -41,10 +42,15 @@ trains every row of table 3 for 7 % of the paper's iterations with three seeds, 
 again after a stop: what is done is skipped, what was begun goes on. Options of the recipes can be changed for all runs
 at once (--network.channels 16).
 
+  metadropout reproduce results/cifar-fs/study.yaml --show
+prints the tables of a study from its runs, which are beside that file; without --show it trains them into --out.
+
   metadropout reproduce figure4 --settings omniglot-5way-1shot --scale 0.5 --out runs/f4
 trains MAML with and without Meta-dropout and draws figure 4 from them; --runs A B draws it from trained runs.
 """
 
+
+STUDY = (".yaml", ".yml")
 
 DEFAULTS = {"scale": 1.0, "seeds": [0], "episodes": 1000}
 """Filled in late, so that what was given can be told from what was not."""
@@ -55,7 +61,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("what", choices=[*tables(), *PAPER_FIGURES], help="which table or figure")
+    known = f"{', '.join([*tables(), *PAPER_FIGURES])}, or a study's file"
+    parser.add_argument("what", metavar="WHAT", type=_table_figure_or_study, help=f"which table or figure: {known}")
     scale = Annotated[float, Limits(0, 1000, above=True)]
     add_number(parser, "--scale", scale, help="fraction of the paper's iterations (default: 1)")
     parser.add_argument("--settings", nargs="+", metavar="SETTING", help="default: those of the table or figure")
@@ -72,8 +79,19 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 
+def _table_figure_or_study(name: str) -> str:
+    if name not in tables() and name not in PAPER_FIGURES and not name.endswith(STUDY):
+        known = ", ".join([*tables(), *PAPER_FIGURES])
+        raise argparse.ArgumentTypeError(
+            f"there is no '{name}'; known are: {known}, and studies, whose files end in .yaml"
+        )
+    return name
+
+
 def run_command(namespace: argparse.Namespace) -> int:
     """Run what is not done yet, print the table or draw the figure, and return the exit status."""
+    if namespace.what.endswith(STUDY):
+        return _study(namespace, Path(namespace.what))
     # The tables share rows, and so they share a folder.
     out = namespace.out or Path("runs") / ("tables" if namespace.what.startswith("table") else namespace.what)
     if namespace.runs:
@@ -100,6 +118,25 @@ def run_command(namespace: argparse.Namespace) -> int:
     if picture:
         print(as_picture(table, found, picture) or "no picture: nothing to compare yet, or matplotlib is not installed")
     _raise_first(problems)
+    return 0
+
+
+def _study(namespace: argparse.Namespace, path: Path) -> int:
+    """Run or print the tables of a study, one after the other."""
+    study, own = read_study(path), ("settings", "rows", "runs", *DEFAULTS)
+    given = [name for name in own if getattr(namespace, name) is not None]
+    if unused := [*given, *(name for name in namespace.overrides if not name.startswith("machine."))]:
+        raise ConfigError(f"--{unused[0]} is for {path} to say: change it in a copy of that file")
+    if namespace.figure and len(study.tables) > 1:
+        raise ConfigError(f"--figure is one picture, but {path} has {len(study.tables)} tables; leave it out")
+    here = namespace.out or (path.parent if namespace.show else Path("runs") / path.absolute().parent.name)
+    print(f"{study.title}\n")
+    for table in study.tables:
+        rows = study.rows_of(table)
+        asked = {"what": table, "settings": study.settings, "rows": list(rows), "seeds": rows, "out": here}
+        asked |= {"scale": study.scale, "episodes": study.episodes}
+        overrides = {**study.options, **namespace.overrides}
+        run_command(argparse.Namespace(**{**vars(namespace), **asked, "overrides": overrides}))
     return 0
 
 
