@@ -12,7 +12,8 @@ import torch
 
 import metadropout as md
 from metadropout.analysis.studies import read_study
-from metadropout.cli import main
+from metadropout.cli import main, members
+from metadropout.config import AXES
 from metadropout.perturbations import Pass
 from metadropout.recipes import load_recipe, recipe_names
 
@@ -64,6 +65,13 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_the_page_of_all_members_is_up_to_date() -> None:
+    text = (ROOT / "docs" / "members.md").read_text()
+    assert text == members.page(), "python -m metadropout.cli.members docs/members.md"
+    assert all(hasattr(md, name) for name in re.findall(r"`md\.(\w+)", text))
+    assert all(part.title for parts in AXES.values() for part in parts.values())
 
 
 @pytest.mark.parametrize("page", ["table1.md", "tables23.md"])
