@@ -1,4 +1,7 @@
-"""Downloads that resume where they broke off, and count only once their checksum is right."""
+"""Downloads that resume where they broke off, and count only once their checksum is right.
+
+Not pooch: it starts a broken download over, takes any number of bytes, and lets two processes fetch the same file.
+"""
 
 from __future__ import annotations
 

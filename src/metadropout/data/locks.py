@@ -1,4 +1,7 @@
-"""One process at a time."""
+"""One process at a time.
+
+Not filelock: where a file system has no locks, it makes files that outlive a killed process, and a run could not go on.
+"""
 
 from __future__ import annotations
 
