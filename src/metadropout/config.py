@@ -324,15 +324,15 @@ def build_learner(config: Config, image_shape: ImageShape) -> Learner:
         torch.manual_seed(mix_seed(config.seed))
         try:
             way = config.episode.train_way or config.episode.way
-            kind = _build("learner", config.learner)
+            learner_class = _build("learner", config.learner)
             network: nn.Module = _build("network", config.network)(
-                {"logits": way, "a logit": 1, "features": None}[kind.network_gives],
+                {"logits": way, "a logit": 1, "features": None}[learner_class.network_gives],
                 in_channels=image_shape.channels,
                 image_size=image_shape.height,
                 **_options(config.network),
             )
             perturbation = _build("perturbation", config.perturbation)(network, **_options(config.perturbation))
-            learner: Learner = kind(network, perturbation, **_options(config.learner))
+            learner: Learner = learner_class(network, perturbation, **_options(config.learner))
         except (ValueError, RuntimeError) as error:  # a combination that the parts themselves refuse, with their reason
             raise ConfigError(str(error)) from None
     return learner

@@ -62,7 +62,7 @@ def rate_of_training(options: argparse.Namespace, processes: int) -> float:
     return float(rates[-1])
 
 
-def rate_of_strangers(options: argparse.Namespace) -> float:
+def rate_of_separate_runs(options: argparse.Namespace) -> float:
     """Train two runs at once that share nothing but the machine, and return the tasks per second of both."""
     with ThreadPoolExecutor(2) as pool:
         return sum(pool.map(lambda _: rate_of_training(options, 1), range(2)))
@@ -74,7 +74,7 @@ def compare_processes(options: argparse.Namespace) -> None:
         options.rounds,
         {
             "1 process, 1 thread": lambda: rate_of_training(options, 1),
-            "2 runs at once that share nothing": lambda: rate_of_strangers(options),
+            "2 runs at once that share nothing": lambda: rate_of_separate_runs(options),
             "2 processes by torchrun, 1 thread each": lambda: rate_of_training(options, 2),
         },
     )

@@ -39,7 +39,7 @@ def shares(problem: Problem, source: Callable[[int], NoiseSource], rounds: int) 
     learner = problem.learner()
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     episode = problem.episodes()[0]
-    learner.task_gradient(episode, generator=source(0))  # warms up, and builds the kernels if need be
+    learner.task_gradient(episode, generator=source(0))  # warms up, and builds missing kernels
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for number in range(rounds):
             learner.task_gradient(episode, generator=source(number))

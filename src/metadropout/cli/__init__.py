@@ -155,7 +155,7 @@ def _is_undecodable(text: str) -> bool:
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
-    """End the command in order; one more Ctrl-C ends the process at once."""
+    """End the command properly; one more Ctrl-C ends the process at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise KeyboardInterrupt
 

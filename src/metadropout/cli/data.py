@@ -34,7 +34,7 @@ def register(command: argparse.ArgumentParser) -> None:
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     actions.add_parser("list", help="the data sets, and which are here").set_defaults(run=_list)
-    prepare = _action(actions, "prepare", "decode a data set once, so that it opens at once ever after", _prepare)
+    prepare = _action(actions, "prepare", "decode a data set once, so that it opens quickly from then on", _prepare)
     prepare.add_argument("--force", action="store_true", help="prepare again, even if nothing has changed")
     _action(actions, "check", "compare a prepared data set with its checksums", _check)
     show = _action(actions, "show", "draw a picture of one episode", _show)

@@ -1,4 +1,4 @@
-"""The prepared cache: every image decoded once into one memory-mapped file, with a manifest that vouches for it.
+"""The prepared cache: every image decoded once into one memory-mapped file, with a manifest that has its checksum.
 
 A prepared set is two files. `STEM-CHECKSUM.u8` holds the pixels of all images, class after class. `STEM.json`, the
 manifest, says what they are, where they came from and how long the pixel file is, and carries a checksum of itself.
@@ -218,7 +218,7 @@ def _find_source(preparation: Preparation, path: Path) -> Source | None:
         return preparation.find_in(Path(preparation.directory).expanduser()) or preparation.obtain()
     found = preparation.find_in(data_directory())
     if found is None and (manifest := read_manifest(path)):
-        # Prepared from elsewhere: changes there still count. If it is gone, the prepared set speaks for itself.
+        # Prepared from elsewhere: changes there still count. If it is gone, the prepared set is enough.
         found = preparation.find_in(Path(manifest["source"]["directory"]))
     return found
 

@@ -74,7 +74,7 @@ class Glyphs(ImageSet):
         self._drawn: dict[int, UInt8Array] = {}
 
     def gather(self, classes: IntArray, images: IntArray) -> UInt8Array:
-        """Return the images at the given pairs, drawing their classes if need be."""
+        """Return the images at the given pairs, drawing their classes where that was not done yet."""
         wanted = np.unique(classes)
         # Without this check a number past the end would quietly be a class of the next split.
         if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < len(self):

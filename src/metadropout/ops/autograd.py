@@ -1,4 +1,4 @@
-"""Calling autograd functions with less ado."""
+"""Calling autograd functions with less overhead."""
 
 from __future__ import annotations
 

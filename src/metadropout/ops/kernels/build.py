@@ -79,7 +79,7 @@ def _load_or_build() -> ctypes.CDLL:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Open the folder of kernels, made if need be.
+    """Open the folder of kernels; it is made where it is missing.
 
     Raises:
         OSError: if there is none that only this user can change.
