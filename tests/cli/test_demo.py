@@ -37,6 +37,7 @@ def test_the_demo_prints_the_paired_difference_and_what_to_make_of_it(
     told = "Other and One cannot be told apart on these 3 tasks: the interval contains 0. More tasks (--episodes)"
     assert told in printed
     assert "one training run of each, of 2 iterations" in printed
+    assert "Few-shot learning:" in printed
     assert Path("out/accuracy.png").exists()
     assert Path("out/curves.png").exists()
 
