@@ -1,5 +1,6 @@
 # make demo: MAML with and without Meta-dropout on the built-in characters, in a few minutes
 # make test: the test suite        make check: linters and types        make docs: the documentation site, in site/
+# make fuzz SECONDS=300: spoilt files for every reader, that long each     make rounds: kills and simultaneous starts
 # make clean: remove the environment
 PYTHON ?= python3.11
 ifeq ($(shell command -v $(PYTHON) 2>/dev/null),)
@@ -10,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 READY := .venv/.installed
 DEV := .venv/.installed-dev
 
-.PHONY: demo test check docs clean
+.PHONY: demo test check docs fuzz rounds clean
 
 demo: $(READY)
 	$(BIN)/metadropout demo
@@ -28,6 +29,14 @@ check: $(DEV)
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
+
+# docs/reliability.md says what is shown by these two. A reader that fails stops, and its input is kept.
+SECONDS := 60
+fuzz: $(DEV)
+	PYTHONPATH=tests $(BIN)/python -m reliability.fuzz $(READERS) --seconds $(SECONDS)
+
+rounds: $(DEV)
+	PYTHONPATH=tests $(BIN)/python -m reliability.rounds
 
 # What a user needs, in less time than what a developer needs.
 $(READY): pyproject.toml constraints.txt

@@ -77,6 +77,12 @@ def test_what_only_looks_like_a_number_or_date_is_text_and_named_shortly(what: s
     assert len(str(error.value)) < 1000
 
 
+def test_half_a_character_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "half.yaml").write_text('data: {"\\ud800": 1}')
+    with pytest.raises(md.ConfigError, match=r"half\.yaml, line 1: half of a character \(a surrogate\) is no text"):
+        load_config(tmp_path / "half.yaml")
+
+
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(md.ConfigError, match=r"pipe\.yaml: cannot be read: it is a named pipe, not a regular file"):

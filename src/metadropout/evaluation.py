@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from metadropout.data import Episode, EpisodeSampler, Prefetcher, SavedEpisodes
+from metadropout.errors import TrainingError
 from metadropout.learners import Learner, accuracy
 from metadropout.noise import SOURCES, NoiseName
 from metadropout.training.distributed import ALONE, World
@@ -86,6 +87,24 @@ class Evaluation:
             np.mean(nlls, axis=0).tolist() if len(nlls) == len(results) else None,
             _pooled(pooled) if len(pooled) == len(results) else None,
         )
+
+    def checked(self, first: int = 0) -> Self:
+        """Return this, if every answer was a number: an accuracy of answers that are none would mean nothing.
+
+        Args:
+            first: number of the first episode.
+
+        Raises:
+            TrainingError: naming the first episode whose answers are not finite.
+        """
+        odd = [number for number, nll in enumerate(self.nlls or [], start=first) if not math.isfinite(nll)]
+        if odd:
+            raise TrainingError(
+                f"the adapted model's answers are not finite numbers in {len(odd)} of {len(self.accuracies)} episodes, "
+                f"first in episode {odd[0]}: its weights have grown without bounds, in training or in the inner steps; "
+                "test an earlier state (--state best), or train with a lower learner.inner_lr or training.meta_lr"
+            )
+        return self
 
     def minus(self, other: Evaluation) -> Evaluation:
         """Return the differences task by task, on those first tasks of the sequence that both have met."""

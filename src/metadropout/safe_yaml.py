@@ -39,6 +39,8 @@ class _Limited(yaml.BaseLoader):
         alias = isinstance(event, yaml.AliasEvent)
         if tag := getattr(event, "tag", None):
             raise _RefusedError(f"the tag '{shortened(tag)}' is not allowed: only plain values are", event)
+        if isinstance(event, yaml.ScalarEvent) and any("\ud800" <= letter <= "\udfff" for letter in event.value):
+            raise _RefusedError("half of a character (a surrogate) is no text", event)
         if alias and anchor in self.anchors and anchor not in self._sizes:
             raise _RefusedError("an alias stands for itself", event)
         before = self._nodes

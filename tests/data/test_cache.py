@@ -208,6 +208,9 @@ def forge(path: Path, **changes: Any) -> None:
         {"splits": {"own": 3}},
         {"class_digests": 3},
         {"class_digests": {"a": "0"}},
+        {"notes": {"left out": 3}},
+        {"source": {"directory": "/", "inputs": [{"path": "/"}]}},
+        {"classes": {"\ud800": 3, "b": 5}, "class_digests": {"\ud800": "0", "b": "1"}},
     ],
     ids=str,
 )

@@ -135,8 +135,9 @@ def test_other_classes_are_refused(data_home: Path) -> None:
         {"train": {"data": np.zeros((1, 3000), np.uint8), "fine_labels": [0]}},
         {"train": [1, 2]},
         {"meta": {}},
+        {"meta": np.zeros(3)},
     ],
-    ids=["labels", "type", "range", "shape", "list", "names"],
+    ids=["labels", "type", "range", "shape", "list", "names", "array"],
 )
 def test_contents_that_do_not_fit_are_refused(change: dict[str, Any], data_home: Path, cache_home: Path) -> None:
     write_tar(data_home / "cifar-100-python.tar.gz", {**batches(), **change})

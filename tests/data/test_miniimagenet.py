@@ -200,13 +200,14 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(data_home: Path, tmp_pat
     "content",
     [
         [1, 2],
+        np.zeros(3),
         {"image_data": np.zeros((2, 84, 84, 3), np.uint8)},
         {"image_data": np.zeros((2, 84, 84), np.uint8), "class_dict": {"a": [0, 1]}},
         {"image_data": np.zeros((2, 84, 84, 3)), "class_dict": {"a": [0, 1]}},
         {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {"a": [0, 2]}},
         {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {}},
     ],
-    ids=["list", "no-classes", "shape", "type", "range", "empty"],
+    ids=["list", "array", "no-classes", "shape", "type", "range", "empty"],
 )
 def test_a_pickle_with_other_contents_is_refused(content: Any, data_home: Path) -> None:
     root = write_pickles(data_home / "miniimagenet")

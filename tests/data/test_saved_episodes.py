@@ -102,6 +102,7 @@ EPISODE = {"classes": [0, 1, 2], "images": [[0, 1, 2, 3, 4, 5]] * 3}
         {"episodes": [EPISODE], "shot": 6},
         {"episodes": [EPISODE], "shot": "two"},
         {"episodes": [EPISODE], "query": None},
+        {"episodes": [EPISODE], "shot": 1.0},
     ],
     ids=str,
 )

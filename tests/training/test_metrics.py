@@ -38,6 +38,7 @@ DAMAGED = {
     '{"kind": "training", "iteration": 1, "loss": NaN, "accuracy": 0}': "loss: input should be a finite number",
     '{"kind": "training", "iteration": 1, "accuracy": 0}': "loss: field required",
     '{"kind": "noise", "iteration": 1, "strength/a": "x"}': "strength/a",
+    '{"kind": "noise", "iteration": 1, "strength/a": "noise"}': "strength/a must be a number",
     "\udcff\udcfe": "input should be",
 }
 

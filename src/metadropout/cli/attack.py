@@ -115,6 +115,8 @@ def run_command(namespace: argparse.Namespace) -> int:
     runs = open_runs(namespace.folders, namespace.overrides, inductive=namespace.inductive)
     torch.set_num_threads(threads_to_use(runs[0].config.machine.threads))
     splits = open_splits(runs[0].config)
+    for run in runs:
+        run.check_tested_data(run.config, splits.identity, "test")
     attack = Attack(
         _radii(namespace, splits), namespace.steps, namespace.restarts, namespace.mc_samples, namespace.seed
     )

@@ -25,9 +25,9 @@ from metadropout.options import Episodes, Samples, Seed
 from metadropout.runs.folder import Run, open_run
 from metadropout.runs.results import Measure, TestResult, measured_before, write_result
 from metadropout.training.allocator import keep_freed_memory
-from metadropout.training.checkpoints import iteration_of, load_checkpoint, weights_digest
+from metadropout.training.checkpoints import iteration_of, weights_digest
 from metadropout.training.distributed import ALONE, World, joined
-from metadropout.training.loop import TESTING, build_for, episode_sampler, open_splits
+from metadropout.training.loop import TESTING, build_for, episode_sampler, load_state, open_splits
 from metadropout.training.workers import threads_to_use
 
 SECONDS_BETWEEN_WRITES = 60.0
@@ -157,7 +157,7 @@ def evaluate_run(
     sampler = episode_sampler(config, splits, split, TESTING, seed)
     source = sampler if episode_list is None else _listed(episode_list, sampler, episodes, world)
     learner = build_for(run.config, config, splits)
-    progress = load_checkpoint(run.state(state), learner, run=run.config.computed_options())
+    progress = load_state(run, state, learner)
     learner.to(resolve_device(config.machine, world.local_rank))
     measure = Measure(
         split=split,
@@ -229,7 +229,7 @@ def _measure(
                 threads=threads_to_use(config.machine.threads),
                 world=world,
                 on_episode=_times(display.advance, world.size),
-            )
+            ).checked(done)
             total = part if total is None else total.plus(part)
             done += size
             # The next part takes as long as may be lost; all processes have to agree on it.

@@ -15,8 +15,7 @@ from metadropout.evaluation import Evaluation
 from metadropout.learners.base import TEST_SAMPLES
 from metadropout.options import Episodes, Samples
 from metadropout.runs.folder import Run, open_run
-from metadropout.training.checkpoints import load_checkpoint
-from metadropout.training.loop import open_parts
+from metadropout.training.loop import load_state, open_parts
 from metadropout.weights import WeightSet, save_weights, write_card
 from metadropout.weights.calibration import fit_temperature
 from metadropout.weights.card import Measured, Protocol, Temperature, describe
@@ -80,7 +79,7 @@ def export_run(
     """Measure what has not been measured of a run, and write its weights and their card."""
     splits, learner = open_parts(run.config)
     run.check_data(splits.identity)
-    progress = load_checkpoint(run.state(state), learner, run=run.config.computed_options())
+    progress = load_state(run, state, learner)
     samples = learner.samples_used(mc_samples)
     results = []
     for protocol in PROTOCOLS:

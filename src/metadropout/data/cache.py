@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # comes with pydantic, which on Python 3.11 does not take the one of typing
 
 from metadropout.data.class_lists import SplitLists, is_text, listed
@@ -75,15 +75,26 @@ class Preparation:
     """Called if there is neither a source nor a prepared set: fetches the source, or raises what tells how to."""
 
 
+class _InputEntry(TypedDict):
+    name: str
+    path: str
+    stamp: str
+    sha256: str | None
+
+
 class _SourceEntry(TypedDict):
     directory: str
-    inputs: list[dict[str, str | None]]
+    inputs: list[_InputEntry]
+
+
+_Notes = TypedDict("_Notes", {"left out": list[str], "files": dict[str, str], "images": str}, total=False)
+_Notes.__pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[attr-defined]  # a data set's own
 
 
 class _PixelsEntry(TypedDict):
     file: Annotated[str, Field(pattern=r"^[^/\\]+\.u8$")]
     bytes: int
-    sha256: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 _Positive = Annotated[int, Field(gt=0)]
@@ -99,9 +110,9 @@ class Manifest(TypedDict):
     image_shape: tuple[_Positive, _Positive, _Positive]
     pixels: _PixelsEntry
     splits: dict[str, dict[str, list[str]]]
-    notes: dict[str, Any]
+    notes: _Notes
     classes: dict[str, _Positive]
-    class_digests: dict[str, str]
+    class_digests: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]+$")]]
 
 
 _MANIFEST = TypeAdapter(Manifest)
@@ -124,6 +135,8 @@ class PreparedSet(ImageSet):
             raise ValueError(f"{self.pixel_path} has {actual} bytes instead of {expected}")
         if list(manifest["class_digests"]) != self.class_names:
             raise ValueError("classes without a digest")
+        if not all(map(is_text, self.class_names)):
+            raise ValueError("a class name that is not text")
         self.class_sizes = np.asarray(list(manifest["classes"].values()), dtype=np.int64)
         mapped = np.memmap(self.pixel_path, dtype=np.uint8, mode="r", shape=(total, *self.image_shape))
         self._pixels: UInt8Array = np.asarray(mapped)  # a plain view: indexing a memmap is slower

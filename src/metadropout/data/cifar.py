@@ -158,7 +158,7 @@ def _from_batches(batches: dict[str, Any], path: Path, shape: ImageShape) -> Con
         total = sum(len(part) for part in pixels)
         if len(fine) != total or any(part.dtype != np.uint8 for part in pixels) or fine.max() >= len(labels):
             raise ValueError(f"{total} images, {len(fine)} labels")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DataError(f"{path}: not CIFAR-100 as published ({error!r}); fetch {ARCHIVE_URL} again") from error
     names = _check(labels, path)
     members = {name: np.flatnonzero(fine == labels.index(name)) for name in names}

@@ -115,7 +115,7 @@ def _check_duplicates(parts: Mapping[str, ImageSet]) -> Finding:
 
 def _check_source(prepared: PreparedSet) -> Finding:
     recorded = prepared.manifest["source"]
-    inputs = tuple(Path(str(entry.get("path"))) for entry in recorded["inputs"])
+    inputs = tuple(Path(entry["path"]) for entry in recorded["inputs"])
     if not all(path.exists() for path in inputs):
         return Finding(True, f"the source in {recorded['directory']} is gone; the prepared set does without it")
     if not Source(Path(recorded["directory"]), inputs).matches(recorded, thorough=True):

@@ -69,7 +69,7 @@ def find_in(directory: Path) -> Source | None:
 def identify(manifest: Manifest) -> Iterator[Finding]:
     """Say whether prepared classes and files are the published ones, and which copy of the images it is."""
     for part, names in published("miniimagenet").items():
-        found = manifest["splits"]["published"][part]
+        found = manifest["splits"].get("published", {}).get(part, [])
         odd = sorted(set(names) ^ set(found))
         same = f"the {len(found)} {part} classes are Ravi and Larochelle's"
         yield Finding(not odd, f"{same} but for {listed(odd, 5)}" if odd else same)
@@ -78,7 +78,7 @@ def identify(manifest: Manifest) -> Iterator[Finding]:
         yield Finding(False, "the source holds no image files, so it cannot be said which copy of the images it is")
         return
     for part, digest in FILE_LISTS.items():
-        same_files = notes["files"].get(part) == digest
+        same_files = notes.get("files", {}).get(part) == digest
         yield Finding(same_files, f"the {part} files are {'' if same_files else 'not '}those of their csv list")
     total, name = sum(manifest["classes"].values()), notes["images"][:16]
     if notes["images"] == OUR_COPY:
@@ -299,7 +299,7 @@ def _pickled(path: Path) -> tuple[UInt8Array, dict[str, list[int]]]:
         members = {str(name): [int(i) for i in numbers] for name, numbers in classes.items()}
         if not members or any(not 0 <= i < len(pixels) for numbers in members.values() for i in numbers):
             raise ValueError(f"class_dict does not fit the {len(pixels)} images")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DataError(
             f"{path}: not a miniImageNet cache with 'image_data' and 'class_dict' ({error!r}); get the file again"
         ) from error

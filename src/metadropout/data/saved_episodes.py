@@ -107,13 +107,20 @@ def load_episodes(path: Path | str, images: ImageSet, *, inductive: bool = False
             "preparation); open the data set with the options it was saved with, or save a new list"
         )
     try:
-        shape = (int(body["way"]), int(body["shot"]) + int(body["query"]))
+        way, shot, query = (_count(body[name]) for name in ("way", "shot", "query"))
+        shape = (way, shot + query)
         indices = [_indices(item, shape, images) for item in body["episodes"]]
-        if not indices or not 0 < body["shot"] < shape[1]:
-            raise ValueError(f"{len(indices)} episodes, {body['shot']}-shot")
+        if not indices:
+            raise ValueError("no episodes")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(path, f"contents of another kind: {error!r}") from error
-    return SavedEpisodes(images, indices, shot=body["shot"], inductive=inductive)
+    return SavedEpisodes(images, indices, shot=shot, inductive=inductive)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is not a number of classes or images")
+    return value
 
 
 def _indices(item: Any, shape: tuple[int, int], images: ImageSet) -> EpisodeIndices:

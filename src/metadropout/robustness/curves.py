@@ -22,8 +22,8 @@ from metadropout.ops import kernels
 from metadropout.robustness.attacks import NORMS, Norm, random_movement, strongest_attack
 from metadropout.runs.folder import Run
 from metadropout.runs.reading import read_checked
-from metadropout.training.checkpoints import load_checkpoint, read_checkpoint
-from metadropout.training.loop import TESTING
+from metadropout.training.checkpoints import read_checkpoint
+from metadropout.training.loop import TESTING, load_state
 
 GREY_RADII: dict[Norm, tuple[float, ...]] = {
     "l1": (0, 20, 40, 60, 80, 100),
@@ -196,6 +196,8 @@ def open_attacks(path: Path, run: str, measured: dict[str, int | str], state: st
         return AttackResults(run, measured, state=state)
     results = read_attacks(path)
     for name, value in measured.items():
+        if name == "data" and name not in results.measured:  # written by a version that did not record it
+            results.measured[name] = value
         if (before := results.measured.get(name)) != value:
             raise ConfigError(
                 f"{path}: was measured with {name} {before}, but now it is {value}; "
@@ -223,17 +225,17 @@ class Target:
         self.source, self.convolutions = SOURCES[run.config.training.noise], run.config.training.convolutions or {}
         self.device = resolve_device(run.config.machine)
         self.learner: Learner = build_learner(run.config, splits.train.image_shape).to(self.device)
-        checkpoint = run.state(state)
-        self.iteration = load_checkpoint(checkpoint, self.learner).iteration
+        self.iteration = load_state(run, state, self.learner).iteration
         self.path = folder / f"attack-{self.name}.json"
         measured: dict[str, int | str] = {
             "protocol": run.config.episode.protocol,
             "iteration": self.iteration,
-            "weights": read_checkpoint(checkpoint)[1]["sha256"][:16],
+            "weights": read_checkpoint(run.state(state))[1]["sha256"][:16],
             "steps": attack.steps,
             "restarts": attack.restarts,
             "mc_samples": self.learner.samples_used(attack.mc_samples),
             "seed": attack.seed,
+            "data": splits.identity.digest,
         }
         self.results = open_attacks(self.path, self.name, measured, state)
 

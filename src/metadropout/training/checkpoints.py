@@ -125,9 +125,7 @@ def load_checkpoint(
                 f"{path}: was exported without the optimiser's state: it can be tested, not trained on"
             )
     for name, state in states.items():
-        for key, value in state.items():
-            if value.dim() and value.shape != parameters[name].shape:
-                raise CheckpointError(f"{path}: the optimiser's {key} of '{name}' has shape {tuple(value.shape)}")
+        _check_state(path, name, state, parameters[name], optimizer)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(stored[name])
@@ -242,10 +240,29 @@ def check_tensor(path: Path, name: str, stored: Tensor, own: Tensor) -> None:
         raise CheckpointError(f"{path}: '{name}' has values that are not finite numbers{_fix(path)}")
 
 
+def _check_state(
+    path: Path, name: str, state: Mapping[str, Tensor], own: Tensor, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Refuse a parameter's state with which the optimiser could not go on as it would have."""
+    adam = isinstance(optimizer, torch.optim.Adam)
+    known = {"step", "exp_avg", "exp_avg_sq"} if adam else {"momentum_buffer"}
+    if state and state.keys() != known and (adam or not state.keys() <= known):
+        odd = sorted(state.keys() ^ known)[0]
+        raise CheckpointError(f"{path}: the optimiser's {odd} of '{name}' is missing or not its own{_fix(path)}")
+    for key, value in state.items():
+        if value.shape != (() if key == "step" else own.shape):
+            raise CheckpointError(f"{path}: the optimiser's {key} of '{name}' has shape {tuple(value.shape)}")
+        kind = torch.float32 if key == "step" else own.dtype
+        if value.dtype != kind or not value.isfinite().all() or (key in ("step", "exp_avg_sq") and value.min() < 0):
+            raise CheckpointError(
+                f"{path}: the optimiser's {key} of '{name}' has values that it cannot have{_fix(path)}"
+            )
+
+
 def _check_run(path: Path, metadata: Mapping[str, str], run: Mapping[str, Any]) -> None:
     try:
         stored = json.loads(metadata.get("run", "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         stored = None
     if not isinstance(stored, dict):
         raise CheckpointError(f"{path}: does not say which run it belongs to{_fix(path)}")
@@ -263,8 +280,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def tensors_digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
-    """Return the SHA-256 of tensors and of the texts beside them, but for the checksum that is one of these."""
+def tensors_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Return a checksum of tensors, with their names and types, and of what is said of them."""
     digest = hashlib.sha256()
     for key in sorted(metadata.keys() - {"sha256"}):
         digest.update(f"{key}={metadata[key]};".encode())

@@ -15,9 +15,8 @@ from metadropout.learners import Learner
 from metadropout.noise import mix_seed
 from metadropout.options import check_options
 from metadropout.runs.folder import Run, open_run
-from metadropout.training.checkpoints import load_checkpoint
 from metadropout.training.distributed import joined
-from metadropout.training.loop import TESTING, Result, open_parts, train
+from metadropout.training.loop import TESTING, Result, load_state, open_parts, train
 from metadropout.training.recording import Watcher
 from metadropout.training.workers import threads_to_use
 
@@ -97,7 +96,7 @@ def evaluate(
         mc_samples=mc_samples,
         seed=mix_seed(seed, TESTING),
         threads=threads_to_use(threads),
-    )
+    ).checked()
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def load_run(
         splits, _ = open_parts(run.config, learner=learner)
     if splits is not None:
         run.check_data(splits.identity)
-    progress = load_checkpoint(run.state(state), learner, run=run.config.computed_options())
+    progress = load_state(run, state, learner)
     learner.to(resolve_device(MachineOptions(device=device)))
     return LoadedRun(learner, run.config, splits, progress.iteration, run)
 

@@ -332,6 +332,17 @@ def open_splits(config: Config) -> Splits:
     return open_dataset(config.data["name"], **{k: v for k, v in config.data.items() if k != "name"})
 
 
+def load_state(run: Run, state: str, learner: Learner) -> Progress:
+    """Give a learner a run's trained weights, which have to be the run's own.
+
+    Args:
+        run: the run; its configuration may have been changed for a test.
+        state: which of its checkpoints, "last" or "best".
+        learner: gets the weights.
+    """
+    return load_checkpoint(run.state(state), learner, run=open_run(run.folder).config.computed_options())
+
+
 def episode_sampler(config: Config, splits: Splits, split: str, key: int, seed: int | None = None) -> EpisodeSampler:
     """Return the sampler of a split's episodes.
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from metadropout.errors import RunFileError, TrainingError
+from metadropout.errors import RunFileError, TrainingError, shortened
 from metadropout.files import errors_naming, open_regular, read_regular, write_atomically
 from metadropout.runs.reading import described, set_aside
 
@@ -214,11 +214,17 @@ def _line(text: str) -> dict[str, Any]:
     return line
 
 
+def _numbers_only(line: dict[str, float | str]) -> dict[str, float | str]:
+    if odd := [name for name, value in line.items() if isinstance(value, str) and name != "kind"]:
+        raise ValueError(f"{shortened(odd[0])} must be a number")
+    return line
+
+
 _ANY = TypeAdapter(_AnyLine)
 _KINDS: dict[str, TypeAdapter[Any]] = {
     "training": TypeAdapter(TrainingLine),
     "validation": TypeAdapter(ValidationLine),
-    "noise": TypeAdapter(dict[str, FiniteFloat | Literal["noise"]]),
+    "noise": TypeAdapter(Annotated[dict[str, FiniteFloat | Literal["noise"]], AfterValidator(_numbers_only)]),
 }
 
 

@@ -39,6 +39,14 @@ def test_the_noise_is_drawn_from_the_lines_that_log_it() -> None:
     assert [len(axis.get_lines()) for axis in (left, right)] == [2, 1]
 
 
+def test_lines_may_lack_layers() -> None:
+    lines = [{"kind": "noise", "iteration": 1}, {"kind": "noise", "iteration": 2, "strength/a": 0.5}]
+    (run,) = noise_over_training({"run": lines}).runs
+    np.testing.assert_array_equal(run.strength["a"], np.float32([np.nan, 0.5]))
+    with pytest.raises(FigureError, match="run logged none"):
+        noise_over_training({"run": lines[:1]})
+
+
 def test_runs_that_logged_no_noise_are_named() -> None:
     with pytest.raises(FigureError, match="old and older logged none: trained by an earlier version"):
         noise_over_training({"old": [{"kind": "training", "iteration": 1}], "older": []})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from toys import randomise
@@ -28,6 +29,7 @@ from metadropout.analysis.figures import (
 from metadropout.analysis.figures.decoder import Decoder, train_decoder
 from metadropout.data import open_dataset
 from metadropout.perturbations import PERTURBATIONS
+from metadropout.training.checkpoints import tensors_digest
 
 SMALL = DecoderOptions(channels=4, iterations=3, batch=8)
 
@@ -144,9 +146,20 @@ def test_reconstructions_keep_their_decoder_for_the_same_state_and_options_only(
     assert len(steps) == 3
     make(iterations=4, state="b")
     assert len(steps) == 4
-    (tmp_path / "decoder.safetensors").write_bytes(b"cut short")
+    whole = (tmp_path / "decoder.safetensors").read_bytes()
+    for damaged in (b"cut short", whole[:-1] + bytes([whole[-1] ^ 1])):
+        (tmp_path / "decoder.safetensors").write_bytes(damaged)
+        make(iterations=4, state="b")
+        assert len(steps) == 4
     make(iterations=4, state="b")
-    assert len(steps) == 4
+    assert not steps
+    tensors = {**safetensors.torch.load(whole), "first.bias": torch.zeros(3)}
+    with safetensors.safe_open(tmp_path / "decoder.safetensors", framework="pt") as file:
+        said = {name: text for name, text in file.metadata().items() if name != "sha256"}
+    forged = safetensors.torch.save(tensors, {**said, "sha256": tensors_digest(tensors, said)})
+    (tmp_path / "decoder.safetensors").write_bytes(forged)
+    make(iterations=4, state="b")
+    assert len(steps) == 4  # a correct checksum, but not this decoder's tensors
 
 
 def test_reconstructions_of_a_layer_that_is_not_there_are_refused(tmp_path: Path) -> None:

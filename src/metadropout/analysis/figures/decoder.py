@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from metadropout.files import check_regular, write_atomically
 from metadropout.noise import mix_seed
-from metadropout.training.checkpoints import MAX_BYTES
+from metadropout.training.checkpoints import MAX_BYTES, tensors_digest
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,12 @@ def cached_decoder(
     if stored is not None:
         example = batches(0)
         decoder = _build(features_of(example), example, options)
-        decoder.load_state_dict(stored)
-        return decoder
+        if _fits(stored, decoder.state_dict()):
+            decoder.load_state_dict(stored)
+            return decoder
     decoder = train_decoder(batches, features_of, options, on_step)
     tensors = {name: value.cpu().contiguous() for name, value in decoder.state_dict().items()}
-    write_atomically(path, safetensors.torch.save(tensors, made_from))
+    write_atomically(path, safetensors.torch.save(tensors, {**made_from, "sha256": tensors_digest(tensors, made_from)}))
     return decoder
 
 
@@ -139,8 +140,16 @@ def _read(path: Path, made_from: dict[str, str]) -> dict[str, Tensor] | None:
     try:
         check_regular(path, MAX_BYTES)
         with safetensors.safe_open(path, framework="pt") as file:
-            if file.metadata() != made_from:
-                return None
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, safetensors.SafetensorError):
-        return None  # not there, or cut short: it is trained again
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            whole = file.metadata() == {**made_from, "sha256": tensors_digest(tensors, made_from)}
+            return tensors if whole else None
+    except (OSError, safetensors.SafetensorError, ValueError):
+        return None  # not there, or damaged: it is trained again
+
+
+def _fits(stored: dict[str, Tensor], own: dict[str, Tensor]) -> bool:
+    """Say whether tensors are those of a decoder: a file with a correct checksum can still hold something else."""
+    return stored.keys() == own.keys() and all(
+        value.shape == own[name].shape and value.dtype == own[name].dtype and bool(value.isfinite().all())
+        for name, value in stored.items()
+    )

@@ -8,10 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from metadropout.errors import RunFileError
+from metadropout.data.class_lists import is_text
+from metadropout.errors import RunFileError, shortened
 from metadropout.files import write_atomically
 from metadropout.runs.reading import read_checked
 
+LONGEST_NAME = 255
+"""Bytes of a file's name that every system takes."""
 DAMAGED = "delete it and draw the figures again"
 
 
@@ -71,8 +74,10 @@ def read_index(folder: Path) -> FigureIndex:
         index = FigureIndex(read_checked(path, _FIGURES, DAMAGED))
     for name, drawn in index.figures.items():
         for file in drawn.files:
-            if Path(file).name != file:
-                raise RunFileError(f"{path}: is damaged: {name}: {file} is not in this folder; {DAMAGED}")
+            if Path(file).name != file or not is_text(file) or len(file.encode()) > LONGEST_NAME:
+                raise RunFileError(
+                    f"{path}: is damaged: {shortened(name)}: {shortened(file)} is not in this folder; {DAMAGED}"
+                )
     return index
 
 

@@ -75,7 +75,7 @@ def noise_over_training(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
     runs = []
     for run, lines in metrics.items():
         noise = [line for line in lines if line["kind"] == "noise"]
-        if noise:
+        if any(name.startswith("strength/") for line in noise for name in line):
             iterations = np.array([line["iteration"] for line in noise])
             runs.append(NoiseHistory(run, iterations, _series(noise, "strength/"), _series(noise, "multiplier/")))
     if not runs:
@@ -88,7 +88,7 @@ def noise_over_training(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
 
 
 def _series(lines: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, FloatArray]:
-    names = [name for name in lines[0] if name.startswith(prefix)]
+    names = dict.fromkeys(name for line in lines for name in line if name.startswith(prefix))
     return {n.removeprefix(prefix): np.array([line.get(n, np.nan) for line in lines], dtype=np.float32) for n in names}
 
 

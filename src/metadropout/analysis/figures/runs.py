@@ -31,8 +31,8 @@ from metadropout.errors import ConfigError
 from metadropout.learners import GradientLearner
 from metadropout.noise import mix_seed
 from metadropout.runs.folder import Run
-from metadropout.training.checkpoints import load_checkpoint, read_checkpoint
-from metadropout.training.loop import TESTING, episode_sampler, open_splits
+from metadropout.training.checkpoints import read_checkpoint
+from metadropout.training.loop import TESTING, episode_sampler, load_state, open_splits
 from metadropout.training.metrics import read_metrics
 from metadropout.training.workers import threads_to_use
 
@@ -194,10 +194,11 @@ def _make(name: str, subjects: Sequence[Subject], options: FigureOptions) -> Dra
 def _open(run: Run, label: str, state: str) -> Subject:
     checkpoint = run.state(state)
     splits = open_splits(run.config)
+    run.check_tested_data(run.config, splits.identity, "test")
     learner = build_learner(run.config, splits.train.image_shape).to(resolve_device(run.config.machine))
     if not isinstance(learner, GradientLearner):
         raise ConfigError(f"{run.folder}: figures look into inner steps, and {type(learner).__name__} takes none")
-    iteration = load_checkpoint(checkpoint, learner).iteration
+    iteration = load_state(run, state, learner).iteration
     planned = run.config.training.iterations
     if iteration < planned:
         label = f"{label}, {iteration} of {planned} iterations"
