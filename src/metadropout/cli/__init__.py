@@ -26,6 +26,7 @@ COMMANDS = {
     "figures": "draw the paper's figures from trained runs",
     "report": "put runs on one page: results, curves, attacks, figures, options",
     "reproduce": "train and evaluate all rows of one of the paper's tables, or draw one of its figures",
+    "app": "open a web page to draw or drop examples and classify new ones",
     "recipes": "list the recipes, or show one",
     "options": "list every option of a recipe",
     "data": "list, prepare, check and show data sets",

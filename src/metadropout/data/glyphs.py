@@ -85,6 +85,12 @@ class Glyphs(ImageSet):
             result[here] = self._class_images(int(c))[images[here]]
         return result
 
+    def strokes(self, c: int) -> FloatArray:
+        """Return the lines of all images of a class, in pixels: shape (images, strokes, points, 2), (x, y) last."""
+        if not 0 <= c < len(self):
+            raise IndexError(f"classes are numbered 0 to {len(self) - 1}, but got {c}")
+        return _draw_lines(self.seed, self.first_class + c, int(self.class_sizes[c]))[0]
+
     def class_digests(self) -> list[str]:
         """Return what each class is drawn from, without drawing any; see `ImageSet.class_digests`."""
         return [f"seed {self.seed}, {size} images" for size in self.class_sizes]
@@ -133,6 +139,11 @@ def _at_least(least: int, **arguments: int) -> None:
 
 def _draw_class(seed: int, k: int, n: int) -> UInt8Array:
     """Return the first n images of class k, shape (n, 1, SIZE, SIZE)."""
+    return _ink(*_draw_lines(seed, k, n))
+
+
+def _draw_lines(seed: int, k: int, n: int) -> tuple[FloatArray, FloatArray]:
+    """Return the lines of the first n images of class k and the pens that draw them; see `_points`."""
     # The class itself has number 0 and image j number j + 1: numpy pads short keys with zeros, so [seed, k] would
     # be the same stream as [seed, k, 0].
     character = _invent(np.random.default_rng([_STREAM, seed, k, 0]))
@@ -140,7 +151,7 @@ def _draw_class(seed: int, k: int, n: int) -> UInt8Array:
     hands = np.stack(
         [np.random.default_rng([_STREAM, seed, k, j + 1]).standard_normal(n_numbers, np.float32) for j in range(n)]
     )
-    return _ink(*_points(character, np.clip(hands, -2.5, 2.5)))
+    return _points(character, np.clip(hands, -2.5, 2.5))
 
 
 def _invent(rng: np.random.Generator) -> _Character:
