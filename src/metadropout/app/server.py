@@ -7,7 +7,7 @@ import base64
 import io
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from metadropout.app.worker import Ticket, Worker
 from metadropout.classify.pictures import Target, to_bytes
 from metadropout.data.decode import open_image
 from metadropout.data.glyphs import SIZE, Glyphs
+from metadropout.data.images import UInt8Array
 from metadropout.data.trees import UnreadableError
 from metadropout.errors import MetadropoutError
 from metadropout.weights import WeightSet
@@ -55,22 +56,28 @@ class Page:
 
     Args:
         weights: what it offers.
-        threads: of PyTorch.
     """
 
-    def __init__(self, weights: Sequence[WeightSet], threads: int = 1) -> None:
+    def __init__(self, weights: Sequence[WeightSet]) -> None:
         self.models = {one.name: Model(one) for one in weights}
         self.tasks = Tasks()
-        self.worker = Worker(lambda: torch.set_num_threads(threads))
+        self.worker = Worker(self._warm_up)
         self.decoding = asyncio.Semaphore(2)  # a photo of 50 megapixels takes 200 MB
         self.uploads = asyncio.Semaphore(8)
+
+    def _warm_up(self) -> None:
+        """Adapt once, because kernels are built and loaded on first use; by one thread, to leave the user the rest."""
+        torch.set_num_threads(1)
+        for model in self.models.values():
+            shape = model.weights.image_shape
+            blank = Task(((bytes(shape.channels * shape.height * shape.width),),) * 5, shape)
+            with suppress(MetadropoutError):  # weights that cannot do this say so when they are asked
+                self.tasks.adapted(model, blank, samples=10, steps=1, ticket=Ticket(lambda ticket: None))
 
     def model(self, name: str) -> Model:
         """Return weights by their name."""
         if name not in self.models:
-            raise RequestError(
-                404, "weights", f"no weights '{name[:60]}' here; known are: {', '.join(self.models)}"
-            )
+            raise RequestError(404, "weights", f"no weights '{name[:60]}' here; known are: {', '.join(self.models)}")
         return self.models[name]
 
     async def list_models(self, request: Request) -> Response:
@@ -292,11 +299,18 @@ def _glyphs(numbers: Sequence[int], examples: int) -> list[dict[str, Any]]:
         images = glyph.gather(np.zeros_like(hands), hands)
         strokes = glyph.strokes(0)
         each = [
-            {"strokes": np.round(points.astype(np.float64) / SIZE, 4).tolist(), "image": base64.b64encode(image.tobytes()).decode()}
+            {
+                "strokes": np.round(points.astype(np.float64) / SIZE, 4).tolist(),
+                "image": base64.b64encode(image.tobytes()).decode(),
+            }
             for points, image in zip(strokes, images, strict=True)
         ]
         drawn.append({"name": glyph.class_names[0], "examples": each[:examples], "others": each[examples:]})
     return drawn
+
+
+def _encoded(array: UInt8Array) -> str:
+    return base64.b64encode(array.tobytes()).decode()
 
 
 def _prepare(content: bytes, target: Target) -> dict[str, Any]:
@@ -306,7 +320,7 @@ def _prepare(content: bytes, target: Target) -> dict[str, Any]:
     file = io.BytesIO()
     small.save(file, "PNG")
     return {
-        "image": base64.b64encode(array.tobytes()).decode(),
+        "image": _encoded(array),
         "preview": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(),
         "width": image.width,
         "height": image.height,
@@ -342,14 +356,13 @@ async def _failure(request: Request, error: Exception) -> Response:
     return RequestError(500, "failure", "something went wrong here; the terminal of the server says what").response()
 
 
-def create_app(weights: Sequence[WeightSet], *, threads: int = 1) -> Starlette:
+def create_app(weights: Sequence[WeightSet]) -> Starlette:
     """Make the web application.
 
     Args:
         weights: what the page offers, in this order.
-        threads: of PyTorch, for one request.
     """
-    page = Page(weights, threads)
+    page = Page(weights)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from metadropout.app.problems import RequestError
 from metadropout.app.worker import Ticket
-from metadropout.classify.estimator import FewShotClassifier, prepared
+from metadropout.classify.estimator import prepared
 from metadropout.classify.module import AdaptedClassifier
 from metadropout.data import ImageShape
-from metadropout.learners import GradientLearner, Learner
+from metadropout.learners import GradientLearner
 from metadropout.noise import CounterNoise, NoiseStream, mix_seed
 from metadropout.weights import WeightSet
 
@@ -27,6 +28,8 @@ T = TypeVar("T")
 TASK_BYTES = 64 * 2**20
 MODEL_BYTES = 256 * 2**20
 """How much is kept of tasks and of adapted models."""
+SEED = 0
+"""Of the noise, as `FewShotClassifier` has it: the same examples give the same answers."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,11 @@ class Kept(Generic[T]):
 
     Args:
         limit: of the memory, in bytes; the newest thing is kept even if it is larger.
-        size: of a thing, in bytes.
     """
 
-    def __init__(self, limit: int, size: Callable[[T], int]) -> None:
-        self._limit, self._size = limit, size
-        self._things: OrderedDict[object, T] = OrderedDict()
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._things: OrderedDict[object, tuple[T, int]] = OrderedDict()
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -87,19 +89,20 @@ class Kept(Generic[T]):
 
     def get(self, key: object) -> T | None:
         """Return a thing, None where it is not kept."""
-        if (thing := self._things.get(key)) is not None:
-            self._things.move_to_end(key)
-        return thing
+        if key not in self._things:
+            return None
+        self._things.move_to_end(key)
+        return self._things[key][0]
 
-    def put(self, key: object, thing: T) -> None:
-        """Keep a thing, and forget those that have not been used for longest."""
-        if (before := self._things.pop(key, None)) is not None:
-            self.bytes -= self._size(before)
-        self._things[key] = thing
-        self.bytes += self._size(thing)
+    def put(self, key: object, thing: T, size: int) -> None:
+        """Keep a thing of a size in bytes, and forget those that have not been used for longest."""
+        if key in self._things:
+            self.bytes -= self._things.pop(key)[1]
+        self._things[key] = thing, size
+        self.bytes += size
         while self.bytes > self._limit and len(self._things) > 1:
-            _, oldest = self._things.popitem(last=False)
-            self.bytes -= self._size(oldest)
+            _, (_, freed) = self._things.popitem(last=False)
+            self.bytes -= freed
 
 
 class Model:
@@ -136,19 +139,31 @@ class Model:
 
 
 class Tasks:
-    """Adapts models to tasks, each only once while it is kept. Used by one thread at a time."""
+    """Adapts models to tasks, each only once while it is kept.
+
+    Tasks are brought by one thread and adapted to by another.
+    """
 
     def __init__(self) -> None:
-        self._tasks: Kept[Task] = Kept(TASK_BYTES, lambda task: sum(len(i) for c in task.classes for i in c) + 1000)
-        self._models: Kept[AdaptedClassifier] = Kept(MODEL_BYTES, _bytes)
+        self._tasks: Kept[Task] = Kept(TASK_BYTES)
+        self._models: Kept[AdaptedClassifier] = Kept(MODEL_BYTES)
+        self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> int:
+        """How much memory it keeps."""
+        return self._tasks.bytes + self._models.bytes
 
     def keep(self, task: Task) -> None:
         """Remember a task, so that requests can name it."""
-        self._tasks.put(task.name, task)
+        with self._lock:
+            self._tasks.put(task.name, task, 2000 + sum(len(image) for images in task.classes for image in images))
 
     def task(self, name: str) -> Task:
         """Return a task that was brought before."""
-        if (task := self._tasks.get(name)) is None:
+        with self._lock:
+            task = self._tasks.get(name)
+        if task is None:
             raise RequestError(410, "forgotten", "these examples are not kept any more: send them again")
         return task
 
@@ -167,29 +182,20 @@ class Tasks:
         key = (model.weights.name, task.name, model.learner.samples_used(samples), steps)
         if (known := self._models.get(key)) is not None:
             return known, True
-        usual = FewShotClassifier(model.weights)
         x, y = task.tensors()
+        chosen = steps if model.adapts_by_steps else None
+        learner = prepared(model.weights.learner(), len(task.classes), steps=chosen)
         classifier = AdaptedClassifier(
-            _for_task(model.weights.learner(), len(task.classes), steps),
+            learner,
             x,
             y,
             mc_samples=samples,
-            generator=_Interruptible(mix_seed(usual.seed), ticket),
+            generator=_Interruptible(mix_seed(SEED), ticket),
             temperature=model.weights.card.temperature("inductive"),
         )
-        self._models.put(key, classifier)
+        tensors = (*classifier.buffers(), *learner.parameters(), *learner.buffers())  # it keeps the learner's, too
+        self._models.put(key, classifier, sum(tensor.nbytes for tensor in tensors))
         return classifier, False
-
-
-def _for_task(learner: Learner, way: int, steps: int | None) -> Learner:
-    return prepared(learner, way, steps=steps if isinstance(learner, GradientLearner) else None)
-
-
-def _bytes(model: AdaptedClassifier) -> int:
-    """Return how much memory an adapted model takes: its own weights and those of the learner that it keeps."""
-    learner = model._learner[0]
-    tensors = (*model.buffers(), *learner.parameters(), *learner.buffers())
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 class _Interruptible(CounterNoise):

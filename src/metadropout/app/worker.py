@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from metadropout.app.problems import RequestError
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 LONGEST_QUEUE = 64
 """How many visitors may wait at once."""
@@ -104,7 +106,10 @@ class Worker:
                 del self._waiting[visitor]
 
     def _loop(self) -> None:
-        self._initialise()
+        try:
+            self._initialise()
+        except Exception:  # requests that meet the same are told
+            _log.exception("the page's worker could not prepare itself")
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)

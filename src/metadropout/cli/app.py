@@ -8,7 +8,7 @@ import socket
 import threading
 import webbrowser
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 from metadropout.cli.numbers import add_number
 from metadropout.errors import ConfigError, MetadropoutError
@@ -58,8 +58,7 @@ def run_command(namespace: argparse.Namespace) -> int:
     import uvicorn  # noqa: PLC0415 (an extra)
 
     from metadropout.app.server import create_app  # noqa: PLC0415 (an extra)
-    from metadropout.training.workers import threads_to_use  # noqa: PLC0415 (PyTorch takes seconds to load)
-    from metadropout.weights import available, load_weights  # noqa: PLC0415
+    from metadropout.weights import available, load_weights  # noqa: PLC0415 (PyTorch takes seconds to load)
 
     names = namespace.weights or available()
     if not names:
@@ -69,10 +68,26 @@ def run_command(namespace: argparse.Namespace) -> int:
     sets = [load_weights(name) for name in names]
     if len({one.name for one in sets}) < len(sets):
         raise ConfigError("--weights names two sets that are called the same; rename one of the files")
-    app = create_app(sets, threads=min(4, threads_to_use(0)))
+    app = create_app(sets)
     listening = listen(namespace.port)
     address = f"http://{HOST}:{listening.getsockname()[1]}"
-    config = uvicorn.Config(
+    print(f"metadropout app: {address} (Ctrl-C stops it)", flush=True)
+    if not namespace.no_browser:
+        threading.Timer(0.5, webbrowser.open, [address]).start()
+    try:
+        uvicorn.Server(settings(app)).run(sockets=[listening])
+    except KeyboardInterrupt:  # uvicorn has closed everything in order
+        pass
+    finally:
+        listening.close()
+    return 0
+
+
+def settings(app: Any) -> Any:
+    """Return uvicorn's settings for the page: few connections, nothing said of each."""
+    import uvicorn  # noqa: PLC0415 (an extra)
+
+    return uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
@@ -83,16 +98,6 @@ def run_command(namespace: argparse.Namespace) -> int:
         server_header=False,
         ws="none",
     )
-    print(f"metadropout app: {address} (Ctrl-C stops it)", flush=True)
-    if not namespace.no_browser:
-        threading.Timer(0.5, webbrowser.open, [address]).start()
-    try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:  # uvicorn has closed everything in order
-        pass
-    finally:
-        listening.close()
-    return 0
 
 
 def listen(port: int | None) -> socket.socket:

@@ -108,12 +108,12 @@ export class Draw {
         one.pads.at(-1).canvas.focus();
       } }, "+ example");
       more.disabled = one.pads.length >= 5;
-      const glyph = make("button", { type: "button", "aria-label": `Put an unseen character into ${one.name}`, onclick: async () => {
+      const glyph = make("button", { type: "button", "aria-label": `Put a random unseen character into ${one.name}`, onclick: async () => {
         try {
           this.useGlyph(one, (await this.glyphs(1)).glyphs[0]);
           this.render();
         } catch (problem) { showError(problem.message); }
-      } }, "Unseen");
+      } }, "Random");
       one.card = make("article", { class: "card", "aria-label": `Class ${one.name}` },
         make("div", { class: "card-head" }, name, remove),
         make("div", { class: one.pads.length > 1 ? "examples several" : "examples" }, ...one.pads.map((pad) => pad.element)),

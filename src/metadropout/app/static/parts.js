@@ -43,8 +43,9 @@ export function choice(label, options, value, onChange) {
 }
 
 export function slider(label, { min, max, value, describe = String, onInput }) {
-  const shown = make("output", {}, describe(value));
-  const input = make("input", { type: "range", min, max, step: 1, value });
+  // Not an <output>, which would take the label for itself.
+  const shown = make("span", { class: "shown" }, describe(value));
+  const input = make("input", { type: "range", min, max, step: 1, value, "aria-label": label, "aria-valuetext": describe(value) });
   input.addEventListener("input", () => {
     shown.textContent = describe(Number(input.value));
     input.setAttribute("aria-valuetext", describe(Number(input.value)));

@@ -102,7 +102,8 @@ export class See {
       return this.titled(answer.weights, box);
     });
     document.getElementById("see-probabilities").replaceChildren(...columns);
-    this.onStatus(answers.map((a) => `${this.find(a.weights).method}: adapted in ${Math.round(a.adapt_ms)} ms`).join(", "));
+    const fresh = answers.filter((a) => !a.known).map((a) => `${this.find(a.weights).method} adapted in ${Math.round(a.adapt_ms)} ms`);
+    if (fresh.length) this.onStatus(fresh.join(", "));
   }
 
   pairControls() {
