@@ -121,6 +121,7 @@ def test_every_recorded_run_belongs_to_a_study() -> None:
         "options",
         "data",
         "demo",
+        "app",
         "bench",
     ],
 )

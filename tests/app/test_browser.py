@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ def draw_by_touch(page: Any, pad: Any, shape: str) -> None:
     points = [{"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]} for x, y in SHAPES[shape]]
     session = page.context.new_cdp_session(page)
     session.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [points[0]]})
-    for a, b in zip(points, points[1:], strict=False):
+    for a, b in pairwise(points):
         for part in (0.33, 0.66, 1.0):
             between = {axis: a[axis] + part * (b[axis] - a[axis]) for axis in ("x", "y")}
             session.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [between]})
@@ -155,12 +156,13 @@ def test_unseen_characters_by_another_hand_and_sliders(page: Any, troubles: list
     verdict(page, "[A-E]$")
     assert page.locator(".sees canvas").is_visible()
     page.locator("#draw summary").click()
-    page.get_by_label("Steps of adapting").fill("0")
+    controls = page.locator("#draw-controls")
+    controls.get_by_label("Steps of adapting").fill("0")
     verdict(page, "Not sure")  # all classes are alike before the first step
-    page.get_by_label("Noise samples").fill("2")
-    page.get_by_label("Steps of adapting").fill("5")
+    controls.get_by_label("Noise samples").fill("2")
+    controls.get_by_label("Steps of adapting").fill("5")
     page.wait_for_function("() => document.getElementById('status').textContent.includes('(2 noise samples)')")
-    page.locator("#draw-controls select").select_option("omniglot-5way-1shot-maml")
+    controls.locator("select").select_option("omniglot-5way-1shot-maml")
     page.wait_for_function("() => !document.getElementById('status').textContent.includes('noise')")
     assert troubles == []
 

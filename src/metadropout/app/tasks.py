@@ -26,7 +26,7 @@ from metadropout.weights import WeightSet
 T = TypeVar("T")
 
 TASK_BYTES = 64 * 2**20
-MODEL_BYTES = 256 * 2**20
+MODEL_BYTES = 128 * 2**20
 """How much is kept of tasks and of adapted models."""
 SEED = 0
 """Of the noise, as `FewShotClassifier` has it: the same examples give the same answers."""

@@ -3,7 +3,8 @@ import { announce, icon, make } from "./dom.js";
 
 const SIZE = 28; // pixels of the images that weights of drawings take
 const FINE = 4; // parts into which each of them is divided while strokes become pixels
-const PEN = 1.6; // width of a stroke in pixels
+const PEN = 1.5; // width of a stroke in pixels, as in the characters of training
+const SHOWN_PEN = 1.15; // the same on the page
 const REACH = 10; // pixels from the middle to the farthest point of a character, as in the characters of training
 
 const fine = new OffscreenCanvas(SIZE * FINE, SIZE * FINE).getContext("2d", { willReadFrequently: true });
@@ -175,7 +176,7 @@ export class Pad {
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, side, side);
     context.strokeStyle = getComputedStyle(canvas).getPropertyValue("--ink");
-    trace(context, this.strokes, ([x, y]) => [x * side, y * side], (PEN * side) / SIZE);
+    trace(context, this.strokes, ([x, y]) => [x * side, y * side], (SHOWN_PEN * side) / SIZE);
     if (this.cursor) {
       const [x, y] = this.cursor.map((v) => v * side);
       context.strokeStyle = getComputedStyle(canvas).getPropertyValue("--accent");
