@@ -1,5 +1,6 @@
 # make demo: MAML with and without Meta-dropout on the built-in characters, in a few minutes
-# make test: the test suite        make check: linters and types        make docs: the documentation site, in site/
+# make test: the test suite        make quick: a part of it, in under a minute        make check: linters and types
+# make docs: the documentation site, in site/
 # make fuzz SECONDS=300: spoilt files for every reader, that long each     make rounds: kills and simultaneous starts
 # make clean: remove the environment
 PYTHON ?= python3.11
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 READY := .venv/.installed
 DEV := .venv/.installed-dev
 
-.PHONY: demo test check docs fuzz rounds clean
+.PHONY: demo test quick check docs fuzz rounds clean
 
 demo: $(READY)
 	$(BIN)/metadropout demo
@@ -19,6 +20,17 @@ demo: $(READY)
 # With METADROPOUT_DATA set to a folder with Omniglot or CIFAR-100, the tests on real data run, too.
 test: $(DEV)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+# Of each room those tests that say most of it in the least time: about a minute of processor time in all.
+QUICK := test_golden.py test_config.py test_registry.py test_noise.py test_files.py test_safe_yaml.py test_layout.py \
+  networks ops/test_precision.py ops/test_choices.py perturbations/test_metadropout.py \
+  perturbations/test_shared_samples.py learners/test_metasgd.py learners/test_batched.py learners/test_protonet.py \
+  data/test_registry.py data/test_episodes.py data/test_folder.py data/test_safe_pickle.py data/test_archives.py \
+  data/test_identity.py runs training/test_checkpoints.py training/test_metrics.py robustness/test_attacks.py \
+  analysis/test_verdict.py analysis/report/test_comparison.py analysis/report/test_charts.py bench/test_measuring.py \
+  cli/test_progress.py
+quick: $(DEV)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal $(addprefix tests/,$(QUICK))
 
 check: $(DEV)
 	$(BIN)/ruff check .
