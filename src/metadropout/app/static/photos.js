@@ -48,8 +48,14 @@ export class Photos {
         refused.push(`${file.name}: ${problem.message}`);
       }
     }
-    showError(refused.join("; "));
+    this.complain(refused.join("; "));
     return found;
+  }
+
+  // What was said of files stays until others are chosen: an answer about the photos that are there must not hide it.
+  complain(message) {
+    this.complaint = message;
+    showError(message);
   }
 
   async prepareAgain() {
@@ -71,7 +77,7 @@ export class Photos {
     const free = Math.min(this.limits.examples - one.photos.length, this.limits.images - this.shown.reduce((n, c) => n + c.photos.length, 0));
     const added = await this.prepare(files.slice(0, Math.max(0, free)));
     one.photos.push(...added);
-    if (files.length > free) showError(`${files.length - free} photos were left out: ${this.limits.examples} are allowed in a class, ${this.limits.images} in all`);
+    if (files.length > free) this.complain(`${files.length - free} photos were left out: ${this.limits.examples} are allowed in a class, ${this.limits.images} in all`);
     announce(`${added.length} photos added to ${one.name}`);
     this.render();
     this.changed();
@@ -128,7 +134,7 @@ export class Photos {
   }
 
   answered({ answers: [answer] }) {
-    showError("");
+    showError(this.complaint);
     this.answer = { used: this.shown, probabilities: answer.probabilities };
     this.onStatus(`adapted in ${Math.round(answer.adapt_ms)} ms`);
     this.showAnswers();
