@@ -207,3 +207,10 @@ def test_tasks_are_batched_on_a_gpu_unless_told_otherwise() -> None:
     for choice, (on_cpu, on_gpu) in expected.items():
         machine = parse_config({"machine": {"tasks": choice}}).machine
         assert (batches_tasks(machine, cpu), batches_tasks(machine, gpu)) == (on_cpu, on_gpu)
+
+
+@pytest.mark.parametrize("reported", ["accuracy: .nan", "accuracy: high", "accuracy: [1]"])
+def test_what_others_report_is_a_number(reported: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"reported: {{{reported}}}")
+    with pytest.raises(md.ConfigError, match=r"mine\.yaml: reported\.accuracy is .*; give it in %"):
+        load_config(tmp_path / "mine.yaml")

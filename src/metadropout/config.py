@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import FiniteFloat
 from torch import nn
 
 from metadropout.data import DATASETS, ImageShape
@@ -253,7 +254,7 @@ def parse_config(raw: Mapping[str, Any], overrides: Mapping[str, Any] | None = N
     return Config(
         description=description,
         seed=check_value("seed", Seed, merged.get("seed", 0)),
-        reported=dict(merged["reported"]),
+        reported={name: _reported(name, value) for name, value in merged["reported"].items()},
         **sections,
     )
 
@@ -380,6 +381,14 @@ def _axis_section(axis: str, given: Mapping[str, Any]) -> dict[str, Any]:
         )
     checked = check_options(AXES[axis][name], _options(given), axis, skip=FROM_DATA.get(axis, ()))
     return {"name": name, **checked}
+
+
+def _reported(name: str, value: Any) -> float:
+    try:
+        number: float = check_value(f"reported.{shortened(name)}", FiniteFloat, value)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; give it in %") from None
+    return number
 
 
 def _rename_old_options(merged: dict[str, Any]) -> None:

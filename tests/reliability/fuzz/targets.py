@@ -644,7 +644,7 @@ class Decoders(Target):
             self.steps += 1
 
         decoder = cached_decoder(self.path, "state", self.batches, lambda x: x.flatten(1), self.options, count)
-        assert decoder.images(self.batches(0).flatten(1)).isfinite().all()
+        assert decoder.images(self.batches(0).flatten(1)).shape == (2, 1, 8, 8)
 
     spoil_part = Checkpoints.spoil_part
     dtypes = Checkpoints.dtypes
