@@ -167,6 +167,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         write("figures/figures.json", '{"a": {"files": ["../x.png"], "title": "", "caption": "", "alt": ""}}'),
         "figures.json: is damaged: a: ../x.png is not in this folder",
     ),
+    "a figure with a name that no system takes": (
+        write("figures/figures.json", json.dumps({"a": {"files": ["x" * 300], "title": "", "caption": "", "alt": ""}})),
+        r"figures.json: is damaged: a: x+\.\.\. is not in this folder",
+    ),
     "a picture that is none": (write("figures/noise.png", "hello"), "noise.png: cannot be shown: not an image of"),
 }  # fmt: skip
 
