@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
 import os
 import random
@@ -84,6 +85,7 @@ def times(port: int, samples: int, changes: bool, count: int) -> list[float]:
         status, waited = visitor.ask()
         assert status == 200
         found.append(waited)
+    visitor.connection.close()
     return found
 
 
@@ -94,15 +96,17 @@ def crowd(port: int, clients: int, seconds: float, process: int) -> tuple[Counte
     lock, end = threading.Lock(), time.monotonic() + seconds
 
     def visit(number: int) -> None:
-        visitor, turn = Visitor(port, f"visitor-{number}", number, 10), 0
-        while time.monotonic() < end:
+        visitor = Visitor(port, f"visitor-{number}", number, 10)
+        for turn in itertools.count():
             if turn % 2 == 0:
                 visitor.stroke_on_example()
-            turn += 1
             status, waited = visitor.ask()
             with lock:
                 statuses[status] += 1
                 waits.append(waited)
+            if time.monotonic() > end:
+                break
+        visitor.connection.close()
 
     threads = [threading.Thread(target=visit, args=(number,)) for number in range(clients)]
     for thread in threads:

@@ -136,7 +136,7 @@ export class Photos {
   answered({ answers: [answer] }) {
     showError(this.complaint);
     this.answer = { used: this.shown, probabilities: answer.probabilities };
-    this.onStatus(`adapted in ${Math.round(answer.adapt_ms)} ms`);
+    if (!answer.known) this.onStatus(`adapted in ${Math.round(answer.adapt_ms)} ms`);
     this.showAnswers();
   }
 
