@@ -117,6 +117,7 @@ def test_every_recorded_run_belongs_to_a_study() -> None:
         "figures",
         "report",
         "reproduce",
+        "sweep",
         "recipes",
         "options",
         "data",

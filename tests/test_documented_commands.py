@@ -96,10 +96,12 @@ def test_a_documented_command_is_valid(
     elif words[0] == "train" and namespace.recipe:
         load_recipe(namespace.recipe, namespace.overrides)
     elif words[0] == "reproduce" and not namespace.runs:
-        monkeypatch.setattr("metadropout.cli.reproduce.run_jobs", lambda jobs, at_once: [])
+        monkeypatch.setattr("metadropout.cli.reproduce.run_jobs", lambda jobs, place: [])
         monkeypatch.setattr("metadropout.cli.reproduce.draw_figures", lambda *_, **__: None)
         monkeypatch.setattr("metadropout.cli.reproduce.open_run", lambda folder: None)
         assert main([*words, "--out", "runs/table"]) == 0, capsys.readouterr().err
+    elif words[0] == "sweep":
+        assert main([*words, "--out", "runs/sweep", "--show"]) == 0, capsys.readouterr().err
     elif words[0] == "data":
         options = {name.removeprefix("data."): value for name, value in namespace.overrides.items()}
         check_options(DATASETS[namespace.name], options, "data")

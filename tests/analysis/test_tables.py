@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from toys import finish, start, wait_for
 
-from metadropout.analysis.tables import Job, as_markdown, entries, plan, summary
+from metadropout.analysis.tables import TableJob, as_markdown, entries, plan, summary
 from metadropout.cli import main
 from metadropout.data.locks import exclusive
 from metadropout.evaluation import Evaluation
@@ -162,7 +162,7 @@ def test_a_stop_reaches_the_runs_which_save_and_go_on_later(tmp_path: Path) -> N
     assert iteration_of(open_run(run).latest()) == done + 1
 
 
-def made(folder: Path, episodes: int = 3, **options: Any) -> list[Job]:
+def made(folder: Path, episodes: int = 3, **options: Any) -> list[TableJob]:
     """Plan two rows of table 3 without running them."""
     return plan(
         tables()["table3"],
@@ -176,7 +176,7 @@ def made(folder: Path, episodes: int = 3, **options: Any) -> list[Job]:
     )
 
 
-def write_evaluation(job: Job, accuracies: list[float], **changed: Any) -> None:
+def write_evaluation(job: TableJob, accuracies: list[float], **changed: Any) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
     samples = 1 if job.row == "maml" else 30
     result = {"accuracies": accuracies, "iteration": 40, "mc_samples": samples, "split": "test", "state": "last"}

@@ -3,103 +3,28 @@
 from __future__ import annotations
 
 import glob
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from metadropout.analysis.plots import Difference, Panel, plot_differences
-from metadropout.config import MAY_CHANGE, Config, as_text, parse_config, task_options
-from metadropout.errors import ConfigError, MetadropoutError
+from metadropout.config import Config, parse_config, task_options
+from metadropout.errors import ConfigError
 from metadropout.evaluation import Evaluation
-from metadropout.learners.base import TEST_SAMPLES
-from metadropout.perturbations import PERTURBATIONS
+from metadropout.jobs import Job
 from metadropout.recipes import Table, load_recipe
-from metadropout.runs.folder import open_run
-from metadropout.runs.results import read_result
-from metadropout.training.checkpoints import iteration_of, latest_checkpoint
-from metadropout.training.metrics import newest_iteration
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of a table: a row in a setting with a seed, trained and evaluated."""
+@dataclass(frozen=True, kw_only=True)
+class TableJob(Job):
+    """One run of a table: a row in a setting with a seed, trained and tested."""
 
     setting: str
     row: str
-    seed: int
-    folder: Path
-    config: Config
-    episodes: int
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def recipe(self) -> str:
-        """Name of the recipe."""
-        return f"{self.setting}-{self.row}"
-
-    @property
-    def evaluation(self) -> Path:
-        """Where the result is written."""
-        return self.folder / "evaluation-test.json"
-
-    @property
-    def log(self) -> Path:
-        """Where its commands write; apart from the runs, so that a pattern of their names finds nothing else."""
-        return self.folder.parent / "logs" / f"{self.folder.name}.log"
-
-    def result(self) -> Evaluation | None:
-        """Return the result, None if the run is not trained or evaluated as asked."""
-        try:
-            test = read_result(self.evaluation)
-        except MetadropoutError:
-            return None
-        # Files of earlier versions do not say how many samples were asked for, only how many were used.
-        used = TEST_SAMPLES if PERTURBATIONS[self.config.perturbation["name"]].traits.random else 1
-        samples = test.asked_samples or (TEST_SAMPLES if test.mc_samples == used else None)
-        as_asked = "test", 0, None, self.config.training.iterations, TEST_SAMPLES
-        if (test.split, test.seed, test.episode_list, test.iteration, samples) != as_asked:
-            return None
-        return test.result if len(test.accuracies) == self.episodes else test.first(self.episodes)
-
-    def iterations_done(self) -> int:
-        """Return how many outer steps have been taken, for showing progress."""
-        return newest_iteration(self.folder / "metrics.jsonl")
-
-    def conflict(self) -> str | None:
-        """Say in what a run that is in the folder already differs from this one; None if this one can go on with it."""
-        if not (self.folder / "config.yaml").exists():
-            return None
-        run = open_run(self.folder)
-        found, wanted = run.config.options(), self.config.options()
-        # What was asked for by name counts, too, where a run that has begun cannot take it over.
-        by_name = [name for name in self.overrides if not name.startswith(MAY_CHANGE)]
-        for name in (*self.config.computed_options(), *by_name):
-            if found.get(name) != (value := wanted.get(name)):
-                return f"{self.folder}: was trained with {name} {as_text(found.get(name))}, not {as_text(value)}"
-        latest, asked = latest_checkpoint(run.checkpoints), self.config.training.iterations
-        if latest is not None and (done := iteration_of(latest)) > asked:
-            return f"{self.folder}: has been trained for {done} iterations already, more than {asked}"
-        return None
-
-    def commands(self) -> list[list[str]]:
-        """Return the arguments of the commands that are still to be run: train or resume, then evaluate."""
-        resumed = (self.folder / "config.yaml").exists()
-        which = ["--resume", str(self.folder)]
-        if not resumed:
-            which = [self.recipe, "--out", str(self.folder), "--seed", str(self.seed)]
-        given = [name for name in self.overrides if not resumed or name.startswith(MAY_CHANGE)]
-        options = [text for name in given for text in (f"--{name}", as_text(self.overrides[name]))]
-        iterations = ["--training.iterations", str(self.config.training.iterations)]
-        train = ["train", *which, "--machine.threads", "1", *options, *iterations]  # the last of equals counts
-        return [train, ["evaluate", str(self.folder), "--episodes", str(self.episodes)]]
 
 
 def plan(
@@ -112,7 +37,7 @@ def plan(
     episodes: int,
     out: Path,
     overrides: Mapping[str, Any],
-) -> list[Job]:
+) -> list[TableJob]:
     """List the runs of a table, at a fraction of the recipes' iterations.
 
     Args:
@@ -141,69 +66,23 @@ def plan(
 
 def _job(
     setting: str, row: str, seed: int, scale: float, episodes: int, out: Path, overrides: Mapping[str, Any]
-) -> Job:
+) -> TableJob:
     config = load_recipe(f"{setting}-{row}", {**overrides, "seed": seed})
     iterations = max(1, round(scale * config.training.iterations))
     config = parse_config(config.to_dict(), {"training.iterations": iterations})
-    return Job(setting, row, seed, out / f"{setting}-{row}-seed{seed}", config, episodes, overrides)
+    return TableJob(
+        setting=setting,
+        row=row,
+        recipe=f"{setting}-{row}",
+        seed=seed,
+        folder=out / f"{setting}-{row}-seed{seed}",
+        config=config,
+        episodes=episodes,
+        overrides=overrides,
+    )
 
 
-class Worker:
-    """Runs jobs in processes of their own, so that several can run at once and be stopped."""
-
-    def __init__(self) -> None:
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        self.stopping = False
-
-    def run(self, job: Job) -> str | None:
-        """Train and evaluate a run unless that is done; return what went wrong, None if nothing did."""
-        if job.result() is not None:
-            return None
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        for arguments in job.commands():
-            with job.log.open("ab") as output:
-                status = self._call(arguments, output)
-            if status != 0:
-                said = job.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-                return f"{job.folder.name}: stopped with status {status} ({said}); its log is {job.log}"
-        return None
-
-    def stop(self) -> None:
-        """Ask all processes to save and stop."""
-        with self._lock:
-            self.stopping = True
-            for process in self._processes:
-                process.terminate()
-
-    def _call(self, arguments: list[str], output: Any) -> int:
-        with self._lock:
-            if self.stopping:
-                return 143
-            # In a group of its own: Ctrl-C reaches the children through `stop` alone, once.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "metadropout", *arguments],
-                stdout=output,
-                stderr=output,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-            self._processes.add(process)
-        try:
-            return process.wait()
-        finally:
-            with self._lock:
-                self._processes.discard(process)
-
-
-def check_folders(jobs: Sequence[Job]) -> None:
-    """Refuse folders that hold other runs than those asked for, before any work is done."""
-    for job in jobs:
-        if conflict := job.conflict():
-            raise ConfigError(f"{conflict}; choose another --out, or delete it")
-
-
-def done_beside(table: Table, jobs: Sequence[Job], scale: float) -> list[Job]:
+def done_beside(table: Table, jobs: Sequence[TableJob], scale: float) -> list[TableJob]:
     """List what else of a table is done in the same folder, in the same settings and way: other rows and seeds."""
     first, asked = jobs[0], {job.folder for job in jobs}
     found = []
@@ -241,7 +120,7 @@ class Entry:
     """How it is tested."""
 
 
-def entries(table: Table, jobs: Sequence[Job]) -> dict[str, dict[str, Entry]]:
+def entries(table: Table, jobs: Sequence[TableJob]) -> dict[str, dict[str, Entry]]:
     """Gather what there is for a table, by setting and row."""
     base, rows = next(iter(table.rows)), [row for row in table.rows if any(job.row == row for job in jobs)]
     found: dict[str, dict[str, Entry]] = {}
@@ -277,7 +156,7 @@ def _protocol(config: Config) -> str:
     return f"{queries}, {config.episode.protocol}"
 
 
-def _results(jobs: Sequence[Job]) -> list[Evaluation]:
+def _results(jobs: Sequence[TableJob]) -> list[Evaluation]:
     return [result for job in jobs if (result := job.result()) is not None]
 
 
@@ -365,8 +244,3 @@ def summary(results: Sequence[Evaluation], asked: int) -> str:
     seeds = f"{len(results)} seeds" if len(results) == asked else f"{len(results)} of {asked} seeds"
     spread = f", std {100 * float(np.std([result.mean for result in results], ddof=1)):.2f}" if len(results) > 1 else ""
     return f"{text} ({seeds}{spread})"
-
-
-def failed(problem: str) -> MetadropoutError:
-    """Return the error for runs that did not end well."""
-    return MetadropoutError(f"{problem}; fix the cause and call the same command again: what is done is skipped")

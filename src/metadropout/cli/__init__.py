@@ -26,6 +26,7 @@ COMMANDS = {
     "figures": "draw the paper's figures from trained runs",
     "report": "put runs on one page: results, curves, attacks, figures, options",
     "reproduce": "train and evaluate all rows of one of the paper's tables, or draw one of its figures",
+    "sweep": "train a recipe with several values of its options, and compare them on validation classes",
     "app": "open a web page to draw or drop examples and classify new ones",
     "recipes": "list the recipes, or show one",
     "options": "list every option of a recipe",
@@ -35,6 +36,9 @@ COMMANDS = {
     "bench": "compare speed and memory with other implementations",
 }
 """Each is a module of this folder, imported when it is called: PyTorch takes seconds to load."""
+
+TAKE_SEVERAL_VALUES = ("sweep",)
+"""Commands that take several values of a recipe's option."""
 
 DESCRIPTION = """\
 Few-shot learning that learns how to perturb: MAML and Meta-SGD with Meta-dropout.
@@ -49,6 +53,8 @@ A run is a learner x a perturbation x a network x a data set, described by a rec
   metadropout figures runs/first                           decision boundaries, activations and more
   metadropout report runs/first --out report.html          all of that on one page
   metadropout reproduce table1 --scale 0.1                 all rows of a table of the paper
+  metadropout sweep glyphs-5way-1shot-maml --learner.inner_lr 0.05 0.1 0.2
+                                                           which value is best, by validation classes
   metadropout options learner                              everything that --learner.X can set
 """
 
@@ -77,9 +83,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if odd := [text for text in arguments if _is_undecodable(text)]:
         shown = odd[0].encode(errors="surrogateescape").decode(errors="replace")
         raise ConfigError(f"'{shown}' is not valid UTF-8: a run could not be written down with it; rename it")
-    plain, overrides = split_overrides(import_named_modules(arguments))
+    arguments = import_named_modules(arguments)
     # Options of the command line itself, such as --help, come first and need no command.
-    namespace = build_parser(next((text for text in plain if not text.startswith("-")), "")).parse_args(plain)
+    command = next((text for text in arguments if not text.startswith("-")), "")
+    plain, overrides = split_overrides(arguments, several=command in TAKE_SEVERAL_VALUES)
+    namespace = build_parser(command).parse_args(plain)
     if overrides and not getattr(namespace, "takes_overrides", False):
         raise ConfigError(f"--{next(iter(overrides))} is not an option of this command")
     namespace.overrides = overrides

@@ -27,8 +27,13 @@ def import_named_modules(arguments: Sequence[str]) -> list[str]:
     return rest
 
 
-def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Take the `--section.option value` pairs out of the arguments; return the rest and the pairs by dotted name."""
+def split_overrides(arguments: Sequence[str], *, several: bool = False) -> tuple[list[str], dict[str, Any]]:
+    """Take the `--section.option value` pairs out of the arguments; return the rest and the pairs by dotted name.
+
+    Args:
+        arguments: the command line.
+        several: whether an option takes all values that follow it, `--section.option value value`; its value is a list.
+    """
     rest: list[str] = []
     overrides: dict[str, Any] = {}
     remaining = list(arguments)
@@ -38,12 +43,14 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]
         if not argument.startswith("--") or "." not in name:
             rest.append(argument)
             continue
-        if not equals:
-            if not remaining or remaining[0].startswith("--"):
-                raise ConfigError(f"{argument} needs a value")
-            value = remaining.pop(0)
+        given = [value] if equals else []
+        while remaining and not remaining[0].startswith("--") and not equals and (several or not given):
+            given.append(remaining.pop(0))
+        if not given:
+            raise ConfigError(f"{argument} needs a value")
         try:
-            overrides[name] = _value(value)
+            values = [_value(text) for text in given]
+            overrides[name] = values if several else values[0]
         except ConfigError as error:
             raise ConfigError(f"--{name}: {error}") from None
     return rest, overrides

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
-
-import torch
 
 from metadropout.analysis.figures.paper import PAPER_FIGURES, PaperFigure, runs_table
 from metadropout.analysis.figures.runs import FigureOptions
 from metadropout.analysis.studies import read_study
-from metadropout.analysis.tables import (
-    Job,
-    Worker,
-    as_markdown,
-    as_picture,
-    check_folders,
-    done_beside,
-    entries,
-    failed,
-    plan,
-)
+from metadropout.analysis.tables import TableJob, as_markdown, as_picture, done_beside, entries, plan
 from metadropout.cli.figures import draw_figures
 from metadropout.cli.numbers import add_number
-from metadropout.cli.progress import CountDisplay, RunsDisplay
-from metadropout.errors import ConfigError, MetadropoutError
+from metadropout.cli.places import PREFIX, add_place, place_of, raise_problems, run_jobs
+from metadropout.cli.progress import CountDisplay
+from metadropout.errors import ConfigError
 from metadropout.files import write_atomically
+from metadropout.jobs import Place, check_folders, slurm_status
 from metadropout.options import Episodes, Limits, Seed
 from metadropout.recipes import Table, tables
 from metadropout.runs.folder import open_run
@@ -44,6 +30,9 @@ at once (--network.channels 16).
 
   metadropout reproduce results/cifar-fs/study.yaml --show
 prints the tables of a study from its runs, which are beside that file; without --show it trains them into --out.
+
+  metadropout reproduce table2 --scale 0.1 --on slurm --slurm.partition gpu --slurm.time 8:00:00 --slurm.gpus-per-node 1
+gives the runs to a cluster, one per job; --show says at any time how they are.
 
   metadropout reproduce figure4 --settings omniglot-5way-1shot --scale 0.5 --out runs/f4
 trains MAML with and without Meta-dropout and draws figure 4 from them; --runs A B draws it from trained runs.
@@ -74,8 +63,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/tables, or runs/WHAT)")
     parser.add_argument("--figure", type=Path, help="picture of a table's differences (default: OUT/TABLE.png)")
     parser.add_argument("--show", action="store_true", help="run nothing: print the table of what is done")
-    jobs = Annotated[int, Limits(1, 1000)]
-    add_number(parser, "--jobs", jobs, help="runs at once (default: one per CPU core, or one on a GPU)")
+    add_place(parser)
     parser.set_defaults(run=run_command, takes_overrides=True)
 
 
@@ -94,22 +82,25 @@ def run_command(namespace: argparse.Namespace) -> int:
         return _study(namespace, Path(namespace.what))
     # The tables share rows, and so they share a folder.
     out = namespace.out or Path("runs") / ("tables" if namespace.what.startswith("table") else namespace.what)
+    place = place_of(namespace, out)
     if namespace.runs:
         return _figure_of_runs(namespace, out)
     for name, value in DEFAULTS.items():
         if getattr(namespace, name) is None:
             setattr(namespace, name, value)
     if namespace.what in PAPER_FIGURES:
-        return _figure(namespace, PAPER_FIGURES[namespace.what], out)
+        return _figure(namespace, PAPER_FIGURES[namespace.what], out, place)
     if namespace.figure and namespace.figure.suffix != ".png":
         raise ConfigError(f"--figure is {namespace.figure}; its name must end in .png")
     table = tables()[namespace.what]
     jobs = _plan(namespace, table, namespace.settings or _papers_settings(table), list(table.rows), out)
-    problems = [] if namespace.show else run_jobs(jobs, _at_once(namespace))
+    problems = [] if namespace.show else run_jobs(jobs, place)
     title = f"{table.title}, {namespace.scale:g} of the iterations, {namespace.episodes} episodes"
     found = entries(table, [*jobs, *done_beside(table, jobs, namespace.scale)])
     text = f"{title}\n\n{as_markdown(table, found)}"
     print(text)
+    for line in slurm_status(out, jobs) if namespace.show else []:
+        print(line)
     picture = namespace.figure
     if not namespace.show:
         out.mkdir(parents=True, exist_ok=True)
@@ -117,7 +108,7 @@ def run_command(namespace: argparse.Namespace) -> int:
         picture = picture or out / f"{namespace.what}.png"
     if picture:
         print(as_picture(table, found, picture) or "no picture: nothing to compare yet, or matplotlib is not installed")
-    _raise_first(problems)
+    raise_problems(problems)
     return 0
 
 
@@ -125,7 +116,7 @@ def _study(namespace: argparse.Namespace, path: Path) -> int:
     """Run or print the tables of a study, one after the other."""
     study, own = read_study(path), ("settings", "rows", "runs", *DEFAULTS)
     given = [name for name in own if getattr(namespace, name) is not None]
-    if unused := [*given, *(name for name in namespace.overrides if not name.startswith("machine."))]:
+    if unused := [*given, *(name for name in namespace.overrides if not name.startswith(("machine.", PREFIX)))]:
         raise ConfigError(f"--{unused[0]} is for {path} to say: change it in a copy of that file")
     if namespace.figure and len(study.tables) > 1:
         raise ConfigError(f"--figure is one picture, but {path} has {len(study.tables)} tables; leave it out")
@@ -144,7 +135,7 @@ def _figure_of_runs(namespace: argparse.Namespace, out: Path) -> int:
     """Draw a figure from runs that are trained already."""
     if namespace.what not in PAPER_FIGURES:
         raise ConfigError("--runs is for figures; a table trains its own runs")
-    about_training = ["settings", "rows", "jobs", *DEFAULTS]
+    about_training = ["settings", "rows", "jobs", "on", *DEFAULTS]
     given = [name for name in about_training if getattr(namespace, name) is not None]
     if unused := [*given, *namespace.overrides]:
         raise ConfigError(f"--{unused[0]} says what to train; --runs names runs that are trained already")
@@ -154,11 +145,11 @@ def _figure_of_runs(namespace: argparse.Namespace, out: Path) -> int:
     return 0
 
 
-def _figure(namespace: argparse.Namespace, figure: PaperFigure, out: Path) -> int:
+def _figure(namespace: argparse.Namespace, figure: PaperFigure, out: Path, place: Place) -> int:
     """Train the runs of a figure and draw it, once for each setting and seed."""
     _refuse_options_of_tables(namespace)
     jobs = _plan(namespace, runs_table(), namespace.settings or figure.settings, figure.rows, out)
-    _raise_first(run_jobs(jobs, _at_once(namespace)))
+    raise_problems(run_jobs(jobs, place))
     for setting, seed in dict.fromkeys((job.setting, job.seed) for job in jobs):
         runs = [open_run(job.folder) for job in jobs if (job.setting, job.seed) == (setting, seed)]
         options = FigureOptions(out / f"{namespace.what}-{setting}-seed{seed}", display=CountDisplay)
@@ -175,7 +166,7 @@ def _refuse_options_of_tables(namespace: argparse.Namespace) -> None:
 
 def _plan(
     namespace: argparse.Namespace, table: Table, settings: Sequence[str], rows: Sequence[str], out: Path
-) -> list[Job]:
+) -> list[TableJob]:
     jobs = plan(
         table,
         scale=namespace.scale,
@@ -188,47 +179,6 @@ def _plan(
     )
     check_folders(jobs)
     return jobs
-
-
-def _at_once(namespace: argparse.Namespace) -> int:
-    return namespace.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
-
-
-def _raise_first(problems: Sequence[str]) -> None:
-    if problems:
-        raise failed(problems[0] if len(problems) == 1 else f"{len(problems)} runs failed, first {problems[0]}")
-
-
-def run_jobs(jobs: list[Job], at_once: int) -> list[str]:
-    """Run jobs, several at once, with a progress bar; return what went wrong."""
-
-    def iterations() -> int:
-        return sum(job.iterations_done() for job in jobs)
-
-    worker, total = Worker(), sum(job.config.training.iterations for job in jobs)
-    with ThreadPoolExecutor(at_once) as pool, RunsDisplay(len(jobs), total, iterations()) as display:
-        futures = [pool.submit(worker.run, job) for job in jobs]
-        # Both stop the runs, too. Ctrl-C's own handler may not be there: shells start background jobs without it.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            while not all(future.done() for future in futures):
-                display.update(sum(future.done() for future in futures), iterations())
-                time.sleep(1)
-        except KeyboardInterrupt:
-            display.on_message("stopping: all runs save their state; the same command goes on")
-            worker.stop()
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
-            for future in futures:
-                future.cancel()
-    problems = []
-    for future in futures:
-        try:
-            problems.append(future.result())
-        except MetadropoutError as error:
-            problems.append(str(error))
-    return [problem for problem in problems if problem is not None]
 
 
 def _papers_settings(table: Table) -> list[str]:
