@@ -203,9 +203,10 @@ def assert_same_weights(a: Path, b: Path) -> None:
         assert torch.equal(first[name], second[name]), name
 
 
-def start(*arguments: str | Path, processes: int = 0) -> subprocess.Popen[str]:
-    """Start the command line in a process of its own, or in several by torchrun."""
+def start(*arguments: str | Path, processes: int = 0, restarts: int = 0) -> subprocess.Popen[str]:
+    """Start the command line in a process of its own, or in several by torchrun, which may start them again."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
+    torchrun += ["--max-restarts", str(restarts)] if restarts else []
     return subprocess.Popen(
         [sys.executable, *torchrun, "-m", "metadropout", *map(str, arguments)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},

@@ -21,7 +21,7 @@ from metadropout.options import Seed
 from metadropout.recipes import load_recipe
 from metadropout.runs.folder import check_free, open_run
 from metadropout.training.allocator import keep_freed_memory
-from metadropout.training.distributed import ALONE, ProcessLostError, World, joined
+from metadropout.training.distributed import ALONE, ProcessLostError, World, joined, restarted
 from metadropout.training.loop import Existing, Result, open_parts, train
 
 START_OR_RESUME = "\0"
@@ -33,6 +33,9 @@ Every option of the recipe can be changed: --SECTION.OPTION VALUE, for example
 'metadropout options' lists them all. Ctrl-C saves and stops; --resume goes on, to the same weights bit for bit.
 The tasks of a meta-batch run side by side in --machine.threads threads, and in any number of processes:
   torchrun --nproc-per-node 2 -m metadropout train RECIPE --out RUN
+On several hosts, in a folder that all see; a host that is lost stops the others, --max-restarts lets them go on:
+  torchrun --nnodes 1:2 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint HOST0:29500 --nproc-per-node 8 \\
+      -m metadropout train RECIPE --out RUN
 Start, or go on if it has begun, with one and the same command:
   metadropout train RECIPE --out RUN --resume
 """
@@ -81,7 +84,9 @@ def _asked_for(namespace: argparse.Namespace) -> dict[str, Any]:
     else:
         if not namespace.recipe or namespace.out is None:
             raise ConfigError("give a RECIPE and --out RUN for a new run, or --resume RUN for an old one")
-        folder, existing = namespace.out, "resume" if namespace.resume is START_OR_RESUME else "refuse"
+        # A process that torchrun starts again goes on with what the one before it has begun.
+        goes_on = namespace.resume is START_OR_RESUME or restarted()
+        folder, existing = namespace.out, "resume" if goes_on else "refuse"
         config = with_absolute_paths(load_recipe(namespace.recipe, overrides))
         if existing == "refuse":
             check_free(folder)
@@ -109,14 +114,15 @@ def show_training(
     """Train a run to its end with a live display, and plot its learning curves; the first process does the showing."""
     keep_freed_memory()
     options = config.training
+    advice = (
+        f"The last checkpoint is kept; go on, with any number of processes, with: metadropout train --resume {folder}"
+    )
+    world.on_loss(advice)
     with TrainingDisplay(folder.name, options.iterations, options.meta_batch, quiet=not world.is_first) as display:
         try:
             result = train(folder, config, learner, splits, display, existing=existing, world=world)
         except ProcessLostError as error:
-            raise TrainingError(
-                f"{error}. The last checkpoint is kept; go on, with any number of processes, "
-                f"with: metadropout train --resume {folder}"
-            ) from None
+            raise TrainingError(f"{error}. {advice}") from None
     if not world.is_first:
         return result
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -158,17 +159,29 @@ class Run:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Hold a run's folder for one process: to start it, or to go on with it."""
+def claimed(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold a run's folder for one process: to start it, or to go on with it.
+
+    Args:
+        folder: the run's folder.
+        patience: seconds to wait for another process that holds it, and is about to end.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: the run's folder cannot be made: {error.strerror}") from None
-    try:
-        with exclusive(folder / ".lock", wait=False):
-            yield
-    except BlockingIOError:
-        raise MetadropoutError(f"{folder}: another process is training this run; stop it first") from None
+    end = time.monotonic() + patience
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(exclusive(folder / ".lock", wait=False))
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    said = f"{folder}: another process is training this run; stop it first"
+                    raise MetadropoutError(said) from None
+                time.sleep(0.2)
+        yield
 
 
 def check_free(folder: Path) -> None:

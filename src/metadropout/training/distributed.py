@@ -11,7 +11,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from metadropout.errors import TrainingError
+from metadropout.training.heartbeat import Heartbeat
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others. One that ends is noticed at once; this is for one that hangs."""
@@ -38,11 +39,18 @@ class World:
     size: int = 1
     local_rank: int = 0
     """Number of this process on its machine; it uses the GPU of that number."""
+    heartbeat: Heartbeat | None = field(default=None, compare=False)
+    """Notices hosts that are lost, where there are several."""
 
     @property
     def is_first(self) -> bool:
         """Whether this is the process that writes files and talks to the user."""
         return self.rank == 0
+
+    def on_loss(self, advice: str) -> None:
+        """Say what the user can do when a host is lost."""
+        if self.heartbeat is not None:
+            self.heartbeat.advice = advice
 
     def share(self, count: int) -> range:
         """Return which of that many tasks this process does."""
@@ -110,6 +118,8 @@ def joined() -> Iterator[World]:
         return
     with _reaching_others():
         store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+        # What processes that failed have left in it, such as their addresses, must not be taken for that of these.
+        store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=store,
@@ -120,16 +130,27 @@ def joined() -> Iterator[World]:
     # As soon as one process ends, torchrun asks the others to end as well. Outside of the training loop that is not
     # obeyed: they notice by themselves, and may have a message to print or, if all went well, files to finish.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    world = World(rank, size, int(os.environ["LOCAL_RANK"]))
+    local_rank = int(os.environ["LOCAL_RANK"])
+    several_hosts = os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
     try:
+        with _reaching_others():
+            heartbeat = Heartbeat(rank, size, local_rank, store) if several_hosts else None
+        world = World(rank, size, local_rank, heartbeat)
         yield world
         world.wait()
     except BaseException:
         if _told_already(store):
             raise SystemExit(1) from None
         raise
+    if heartbeat is not None:
+        heartbeat.stop()
     signal.signal(signal.SIGTERM, before)
     dist.destroy_process_group()
+
+
+def restarted() -> bool:
+    """Say whether torchrun has started this process in place of one that failed (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def _told_already(store: Any) -> bool:
@@ -144,7 +165,7 @@ def _told_already(store: Any) -> bool:
 def _reaching_others() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # what PyTorch raises where a connection closes or time is up
+    except (RuntimeError, OSError) as error:  # what PyTorch raises where a connection closes or time is up
         # "[file.cc:1] Read error [127.0.0.1]:1: Connection reset by peer. This may ..." → what is in the middle
         reason = re.sub(r"^\[\S+\] ", "", str(error).strip().splitlines()[0]).partition(". ")[0]
         raise ProcessLostError(f"another process of this run has ended or cannot be reached ({reason})") from None

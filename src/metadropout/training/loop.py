@@ -42,13 +42,16 @@ from metadropout.training.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from metadropout.training.distributed import ALONE, World
+from metadropout.training.distributed import ALONE, World, restarted
 from metadropout.training.outer import OuterOptimizer
 from metadropout.training.recording import FolderRecorder, Recorder, Watcher
 from metadropout.training.workers import Workers, on_one_thread, threads_to_use
 
 TRAINING, VALIDATION, TESTING, WATCHING = 0, 1, 2, 3
 """Keys that keep the random numbers of training, validation, testing and of measuring the noise apart."""
+
+RESTART_PATIENCE = 60.0
+"""Seconds that a process which torchrun has started again waits for the run's folder."""
 
 Existing = Literal["refuse", "resume", "require"]
 """What to do with a run that is in the folder already: only start new runs, start or resume, or only resume."""
@@ -99,7 +102,8 @@ def train(
 
     with ExitStack() as stack:
         if world.is_first:
-            stack.enter_context(claimed(folder))
+            # On a host that was cut off, the process before may take a moment to notice and end.
+            stack.enter_context(claimed(folder, patience=RESTART_PATIENCE if restarted() else 0.0))
         text = world.from_first(lambda: _start_or_resume(folder, config, learner, outer, splits, existing))
         run = Run(folder, parse_config(json.loads(text)))
         config = run.config
