@@ -1,7 +1,7 @@
 """Everything runs on another device than the CPU: what is made on the wrong one, or needs the CPU, is found.
 
-There is no GPU here. PyTorch's `meta` device, whose tensors have shapes and no values, takes its place: a whole training
-iteration, an evaluation and an attack run on it, and no operation may mix its tensors with those of the CPU.
+There is no GPU here. PyTorch's `meta` device, whose tensors have shapes and no values, takes its place: whole training
+iterations, an evaluation and an attack run on it, and no operation may mix its tensors with those of the CPU.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def attack_there() -> None:
     episode = episode_sampler(config, splits, "test", TESTING)(0, 0).to(DEVICE)
     noise = md.CounterNoise(0)
     classify = learner.adapt(episode.support_x, episode.support_y, mc_samples=2, generator=noise)
-    attack = Attack({norm: (0.1,) for norm in NORMS}, steps=2)
+    attack = Attack(dict.fromkeys(NORMS, (0.1,)), steps=2)
     for norm in NORMS:
         for jointly in (True, False):
             attack.on(classify, episode, 0, norm, (0.1, 0.2), jointly=jointly)
@@ -134,7 +134,7 @@ def test_an_attack_stays_on_the_device() -> None:
 def test_noise_that_is_drawn_on_the_cpu_is_found(tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = kernels.plain_values
     monkeypatch.setattr(kernels, "plain_values", lambda draws, like: torch.randn(there(draws, like).shape))
-    with pytest.raises((WrongDeviceError, md.TrainingError), match="cpu|CPU"):
+    with pytest.raises((WrongDeviceError, md.TrainingError), match=r"cpu|CPU"):
         train_there(tmp_path / "run", **{"machine.tasks": tasks, "training.noise": "counter"})
 
 
@@ -142,7 +142,7 @@ def test_noise_that_is_drawn_on_the_cpu_is_found(tasks: str, tmp_path: Path, mon
 def test_images_that_stay_on_the_cpu_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to = Episode.to
     monkeypatch.setattr(Episode, "to", lambda self, device: to(self, torch.device("cpu")))
-    with pytest.raises((WrongDeviceError, RuntimeError), match="CPU|cpu"):
+    with pytest.raises((WrongDeviceError, RuntimeError), match=r"CPU|cpu"):
         train_there(tmp_path / "run")
 
 
@@ -151,5 +151,5 @@ def test_an_attack_from_a_start_on_the_cpu_is_found(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         "metadropout.robustness.curves.random_movement", lambda x, *_: torch.zeros(x.shape, dtype=x.dtype)
     )
-    with pytest.raises((WrongDeviceError, RuntimeError), match="CPU|cpu"):
+    with pytest.raises((WrongDeviceError, RuntimeError), match=r"CPU|cpu"):
         attack_there()

@@ -123,3 +123,16 @@ class Normalised(md.MAML):
 
 def test_an_update_sees_one_task_only(conv4: md.Conv4) -> None:
     assert_batched_equals_loop(Normalised(conv4, inner_lr=0.1, steps=2))
+
+
+def test_torch_compile_captures_the_batched_path_and_gives_the_same_gradients(conv4: md.Conv4) -> None:
+    """Dynamo alone: no backend that differentiates ahead of time can run the inner gradients under `vmap`."""
+    learner = md.MAML(conv4, inner_lr=0.1, steps=1)
+    episodes = [make_episode(seed=seed) for seed in range(2)]
+    plain = learner.task_gradients(episodes, [None, None])
+    torch._dynamo.reset()
+    compiled = torch.compile(learner.task_gradients, backend="eager")(episodes, [None, None])
+    assert torch._dynamo.utils.counters["stats"]["calls_captured"] > 50
+    for a, b in zip(plain, compiled, strict=True):
+        assert a.loss == b.loss
+        assert all(torch.equal(a.gradients[name], b.gradients[name]) for name in a.gradients)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from metadropout.errors import TrainingError
@@ -119,7 +120,7 @@ def joined() -> Iterator[World]:
     with _reaching_others():
         store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
         # What processes that failed have left in it, such as their addresses, must not be taken for that of these.
-        store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        store = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=store,
