@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -141,9 +142,11 @@ def report(costs: Costs, recipe: str, meta_batches: Sequence[int], runs: int, ep
     heads += [f"testing, {episodes} episodes", f"a table of {runs} runs"]
     lines += [f"| workers | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for workers in WORKERS:
-        cells = [_gain(lambda w, b=b: costs.training(w, b, iterations), workers) for b in meta_batches]
-        cells.append(_gain(lambda w: costs.testing(w, episodes), workers))
-        cells.append(_gain(lambda w: costs.table(w, runs, meta_batches[0], iterations, episodes), workers))
+        kinds = [partial(costs.training, meta_batch=batch, iterations=iterations) for batch in meta_batches]
+        kinds.append(partial(costs.testing, episodes=episodes))
+        first = meta_batches[0]
+        kinds.append(partial(costs.table, runs=runs, meta_batch=first, iterations=iterations, episodes=episodes))
+        cells = [_gain(kind, workers) for kind in kinds]
         lines.append(f"| {workers} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
