@@ -214,3 +214,8 @@ def test_what_others_report_is_a_number(reported: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"reported: {{{reported}}}")
     with pytest.raises(md.ConfigError, match=r"mine\.yaml: reported\.accuracy is .*; give it in %"):
         load_config(tmp_path / "mine.yaml")
+
+
+def test_an_option_whose_name_is_no_text_is_refused() -> None:
+    with pytest.raises(md.ConfigError, match=r"learner: the name of an option is no text: '\\ud800'"):
+        parse_config({"learner": {"\ud800": 1}})  # as JSON can have it

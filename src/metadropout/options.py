@@ -132,6 +132,8 @@ def check_options(
         return model(**given).model_dump(mode="json")
     except ValidationError as error:
         first = error.errors()[0]
+        if not first["loc"]:
+            raise ConfigError(f"{where}: the name of an option is no text: {first['input']!a}") from None
         name = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
             names = ", ".join(option.name for option in known) or "none"
