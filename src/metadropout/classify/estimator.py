@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,6 +26,9 @@ DEFAULT_WEIGHTS = "omniglot-5way-1shot-metadropout"
 IMAGES_PER_PASS = 64
 """How many images are classified at once; more take more memory, not less time."""
 
+MOST_TOGETHER = 1000
+"""How many images may be normalised together, for which all of their features have to be in memory."""
+
 Start = Literal["mean", "rows"]
 
 
@@ -43,8 +46,10 @@ class FewShotClassifier:
         mc_samples: noise samples per step of adapting, for weights that were trained with noise; None means as many
             as the learner takes in testing.
         steps: steps of adapting; None means as many as in testing the weights.
-        start: from where classes start: "mean", all of them from the mean of the rows of the trained head, so that
-            their order is of no importance; or "rows", each from a row of its own, for as many classes as in training.
+        start: from where classes start: "rows", from the rows of the trained head in turn, as many as there are
+            classes; or "mean", all of them from the mean of the rows, so that the order of classes is of no importance.
+            The rows are interchangeable, as training gives labels at random. Where few steps of a low rate follow, as
+            in weights of CIFAR-FS, the mean costs some points of accuracy.
         invert: for weights of drawings (ink = 1 on paper = 0): "auto" inverts each image whose edge is mostly light, as
             of dark ink on light paper; True inverts all, False none.
         threshold: `predict` says None, which means not sure, where the largest probability is below it; None never.
@@ -69,7 +74,7 @@ class FewShotClassifier:
         inductive: bool = True,
         mc_samples: int | None = 30,
         steps: int | None = None,
-        start: Start = "mean",
+        start: Start = "rows",
         invert: Invert = "auto",
         threshold: float | None = None,
         seed: int = 0,
@@ -89,17 +94,30 @@ class FewShotClassifier:
         """Adapt to examples, and return this classifier.
 
         Args:
-            images: arrays, tensors, PIL images or paths, of any size, grey or colour; see `metadropout.classify.
-                pictures.split_up` for how arrays of several axes are understood.
+            images: arrays, tensors, PIL images or paths, of any size, grey or colour. An array of three axes is
+                (n, height, width), or one image (height, width, channels); one of four is (n, channels, height, width)
+                or (n, height, width, channels).
             labels: one per image: numbers, texts or anything else that can be told apart.
         """
-        self._check()
-        weights = self.weights if isinstance(self.weights, WeightSet) else load_weights(self.weights)
+        weights = self.load()
         given = split_up(images)
-        classes, numbers = class_numbers(labels, len(given))
-        x = as_tensor(given, self._target(weights))
-        learner = prepared(weights.learner(), len(classes), steps=self.steps, start=self.start)
+        class_numbers(labels, len(given))  # before images are read, which takes longer
+        return self.fit_prepared(weights, as_tensor(given, self.target(weights)), labels)
+
+    def load(self) -> WeightSet:
+        """Check the parameters, and return the weights that they name."""
+        self._check()
+        return self.weights if isinstance(self.weights, WeightSet) else load_weights(self.weights)
+
+    def target(self, weights: WeightSet) -> Target:
+        """Return what images are brought to for these weights."""
+        return Target(weights.image_shape, weights.card.drawings, self.invert)
+
+    def fit_prepared(self, weights: WeightSet, x: Tensor, labels: Any) -> Self:
+        """Adapt weights to examples that have been brought to their shape, shape (n, channels, height, width)."""
+        classes, numbers = class_numbers(labels, len(x))
         with on_one_thread():  # tasks are so small that more threads would wait for each other
+            learner = prepared(weights.learner(), len(classes), steps=self.steps, start=self.start)
             self.module_ = AdaptedClassifier(
                 learner,
                 x,
@@ -115,10 +133,26 @@ class FewShotClassifier:
 
     def predict_proba(self, images: Any) -> NDArray[np.float64]:
         """Return the probability of each class, in the order of `classes_`, for each image: shape (n, classes)."""
-        found = [part.double().exp().numpy() for part in self._log_probabilities(images)]
-        together: NDArray[np.float64] = np.concatenate([np.zeros((0, len(self.classes_))), *found])
-        together /= together.sum(axis=1, keepdims=True)  # to more digits than float32 has
-        return together
+        if not self.__sklearn_is_fitted__():
+            raise not_fitted(self)
+        given, target = split_up(images), self.target(self.weights_)
+        # Images that are normalised together cannot be taken in parts.
+        size = IMAGES_PER_PASS if self.module_.inductive else max(1, len(given))
+        if size > MOST_TOGETHER:
+            raise DataError(
+                f"{size} images are too many to be normalised together; give at most {MOST_TOGETHER} in a call, or "
+                "answer for each by itself: inductive=True"
+            )
+        parts = [given[first : first + size] for first in range(0, len(given), size)]
+        found = [self.proba_of_prepared(as_tensor(part, target)) for part in parts]
+        return np.concatenate([np.zeros((0, len(self.classes_))), *found])
+
+    def proba_of_prepared(self, x: Tensor) -> NDArray[np.float64]:
+        """Return the probabilities for images that have been brought to the shape of the weights, all at once."""
+        with on_one_thread(), torch.no_grad():
+            probabilities: NDArray[np.float64] = self.module_(x).double().exp().numpy()
+        probabilities /= probabilities.sum(axis=1, keepdims=True)  # to more digits than float32 has
+        return probabilities
 
     def predict_log_proba(self, images: Any) -> NDArray[np.float64]:
         """Return the logarithms of the probabilities."""
@@ -145,21 +179,6 @@ class FewShotClassifier:
             raise DataError(f"there are {len(answers)} images, but {len(labels)} labels")
         right = [bool(answer == label) for answer, label in zip(as_objects(answers), labels, strict=True)]
         return float(np.average(right, weights=sample_weight))
-
-    def _log_probabilities(self, images: Any) -> Iterator[Tensor]:
-        if not self.__sklearn_is_fitted__():
-            raise not_fitted(self)
-        given, target = split_up(images), self._target(self.weights_)
-        # Images that are normalised together cannot be taken in parts.
-        size = IMAGES_PER_PASS if self.module_.inductive else max(1, len(given))
-        for first in range(0, len(given), size):
-            x = as_tensor(given[first : first + size], target)
-            with on_one_thread(), torch.no_grad():
-                answers: Tensor = self.module_(x)
-            yield answers
-
-    def _target(self, weights: WeightSet) -> Target:
-        return Target(weights.image_shape, weights.card.drawings, self.invert)
 
     def _check(self) -> None:
         """Refuse parameters that mean nothing; here, as scikit-learn wants constructors to accept anything."""
@@ -214,7 +233,7 @@ class FewShotClassifier:
         )
 
 
-def prepared(learner: Learner, way: int, *, steps: int | None = None, start: Start = "mean") -> Learner:
+def prepared(learner: Learner, way: int, *, steps: int | None = None, start: Start = "rows") -> Learner:
     """Return a learner for tasks with that many classes.
 
     Args:
@@ -227,14 +246,16 @@ def prepared(learner: Learner, way: int, *, steps: int | None = None, start: Sta
         if not isinstance(learner, GradientLearner):
             raise ConfigError(f"{type(learner).__name__} takes no steps to adapt: leave steps out")
         learner.test_steps = int(steps)
-    learner = learner.for_way(way)
     if not isinstance(learner, GradientLearner):
-        return learner
+        return learner.for_way(way)
+    same = learner.for_way(way)  # which refuses what cannot be, and is the learner itself for its own number of classes
     head = learner.network.get_submodule(learner.layers().head)
     trained = getattr(head, "weight", None)
-    if start == "mean" and isinstance(trained, Tensor) and len(trained) == way:
-        return learner.with_head_rows(lambda rows: rows.mean(dim=0, keepdim=True).expand_as(rows).clone())
-    return learner
+    if not isinstance(trained, Tensor) or (same is learner and len(trained) != way):
+        return same  # no head with a row for each class
+    if start == "rows":
+        return learner.with_head_rows(lambda rows: rows[torch.arange(way) % len(rows)].clone())
+    return learner.with_head_rows(lambda rows: rows.mean(dim=0, keepdim=True).repeat(way, *[1] * (rows.dim() - 1)))
 
 
 def class_numbers(labels: Any, images: int) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -74,6 +74,21 @@ class AdaptedClassifier(nn.Module):
             logits = mean_log_probabilities([self._logits(number, images) for number in range(len(self._models))])
         return torch.log_softmax(logits / self.temperature, dim=1)
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether adapted weights are kept, so that the protocol can change without adapting again."""
+        return self._classify is None
+
+    def transductive(self, images: Tensor) -> Tensor:
+        """Return what the classifier gives where images are normalised together, whatever its own protocol."""
+        if not self.keeps_weights:
+            raise ValueError("only learners that adapt by gradient steps can change the protocol after adapting")
+        own, self.inductive = self.inductive, False
+        try:
+            return self.forward(images)
+        finally:
+            self.inductive = own
+
     def _logits(self, number: int, images: Tensor) -> Tensor:
         (perturbed,) = self._perturbed
         weights = {name: self.get_buffer(_key(number, name)) for name in self._models[number]}

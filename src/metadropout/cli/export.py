@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import metadropout
@@ -17,10 +18,8 @@ from metadropout.options import Episodes, Samples
 from metadropout.runs.folder import Run, open_run
 from metadropout.training.loop import load_state, open_parts
 from metadropout.weights import WeightSet, save_weights, write_card
-from metadropout.weights.calibration import fit_temperature
-from metadropout.weights.card import Measured, Protocol, Temperature, describe
-
-PROTOCOLS: tuple[Protocol, ...] = ("inductive", "transductive")
+from metadropout.weights.calibration import fit_temperatures
+from metadropout.weights.card import PROTOCOLS, Measured, Protocol, describe
 
 EPILOG = """\
   metadropout export runs/first --out first.safetensors
@@ -86,42 +85,29 @@ def export_run(
         overrides = {"episode.protocol": protocol}
         options = {"episodes": episodes, "mc_samples": mc_samples, "state": state}
         results.append(_measured(evaluate_run(run, overrides=overrides, **options), protocol, samples))  # type: ignore[arg-type]
-    parameters = sum(p.numel() for p in learner.parameters())
-    shape = splits.train.image_shape
     card = describe(
         out.stem,
         run.config,
         iterations=progress.iteration,
-        parameters=parameters,
+        parameters=sum(p.numel() for p in learner.parameters()),
         version=metadropout.__version__,
         measured=tuple(results),
     )
+    shape = splits.train.image_shape
     weights = save_weights(out, learner, run.config, shape, card)  # before the rest, in case that is stopped
     learner = prepared(weights.learner(), run.config.episode.way)
-    temperatures: list[Temperature] = []
-    with CountDisplay(f"calibrating {out.stem}", 4 * calibration_episodes) as display:
-        for protocol in PROTOCOLS:
-            fitted = fit_temperature(
-                learner,
-                splits,
-                protocol,
-                way=run.config.episode.way,
-                shot=run.config.episode.shot,
-                query=run.config.episode.query,
-                episodes=calibration_episodes,
-                mc_samples=mc_samples,
-                on_episode=display.advance,
-            )
-            temperatures.append(fitted)
-    card = describe(
-        out.stem,
-        run.config,
-        iterations=progress.iteration,
-        parameters=parameters,
-        version=metadropout.__version__,
-        measured=tuple(results),
-        temperatures=tuple(temperatures),
-    )
+    with CountDisplay(f"calibrating {out.stem}", 2 * calibration_episodes) as display:
+        temperatures = fit_temperatures(
+            learner,
+            splits,
+            way=run.config.episode.way,
+            shot=run.config.episode.shot,
+            query=run.config.episode.query,
+            episodes=calibration_episodes,
+            mc_samples=mc_samples,
+            on_episode=display.advance,
+        )
+    card = replace(card, temperatures=temperatures)
     weights = save_weights(out, weights.learner(), run.config, shape, card)
     write_card(out.with_suffix(".md"), weights)
     return weights

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from metadropout.classify.module import AdaptedClassifier
-from metadropout.data import EpisodeSampler, Splits
+from metadropout.data import Episode, EpisodeSampler, Splits
 from metadropout.evaluation import calibration_of
 from metadropout.learners import Learner
 from metadropout.noise import CounterNoise, mix_seed
 from metadropout.training.workers import on_one_thread
-from metadropout.weights.card import Protocol, Temperature
+from metadropout.weights.card import PROTOCOLS, Protocol, Side, Temperature
 
 SMALLEST, LARGEST = 0.05, 20.0
 """The temperatures among which the best one is looked for."""
@@ -57,34 +57,36 @@ def answers(
     mc_samples: int | None,
     seed: int = 0,
     on_episode: Callable[[], None] = lambda: None,
-) -> Answers:
-    """Adapt a learner to tasks and return what it answers, before any temperature.
+) -> dict[Protocol, Answers]:
+    """Adapt a learner to tasks and return what it answers in each protocol, before any temperature.
 
     Args:
         learner: for tasks of the sampler's way.
-        sampler: draws the tasks, and says in which protocol they are answered.
+        sampler: draws the tasks.
         episodes: how many.
         mc_samples: noise samples per inner step.
         seed: of the noise.
         on_episode: called after each.
     """
-    logs, labels = [], []
+    logs: dict[Protocol, list[Tensor]] = {protocol: [] for protocol in PROTOCOLS}
+    labels = []
     for number in range(episodes):
         episode = sampler(0, number)
-        generator = CounterNoise(mix_seed(seed, number))
+
+        def adapted(inductive: bool, episode: Episode = episode, number: int = number) -> AdaptedClassifier:
+            x, y, noise = episode.support_x, episode.support_y, CounterNoise(mix_seed(seed, number))
+            return AdaptedClassifier(learner, x, y, inductive=inductive, mc_samples=mc_samples, generator=noise)
+
         with on_one_thread(), torch.no_grad():
-            module = AdaptedClassifier(
-                learner,
-                episode.support_x,
-                episode.support_y,
-                inductive=episode.inductive,
-                mc_samples=mc_samples,
-                generator=generator,
+            module = adapted(inductive=True)
+            logs["inductive"].append(module(episode.query_x))
+            once = module.keeps_weights
+            logs["transductive"].append(
+                module.transductive(episode.query_x) if once else adapted(inductive=False)(episode.query_x)
             )
-            logs.append(module(episode.query_x))
         labels.append(episode.query_y)
         on_episode()
-    return Answers(torch.cat(logs), torch.cat(labels))
+    return {protocol: Answers(torch.cat(parts), torch.cat(labels)) for protocol, parts in logs.items()}
 
 
 def best_temperature(given: Answers) -> float:
@@ -103,10 +105,9 @@ def best_temperature(given: Answers) -> float:
     return math.exp((low + high) / 2)
 
 
-def fit_temperature(
+def fit_temperatures(
     learner: Learner,
     splits: Splits,
-    protocol: Protocol,
     *,
     way: int,
     shot: int,
@@ -115,13 +116,12 @@ def fit_temperature(
     mc_samples: int | None,
     seed: int = 0,
     on_episode: Callable[[], None] = lambda: None,
-) -> Temperature:
-    """Fit a temperature on classes that are no test classes, and measure on test classes what it does.
+) -> tuple[Temperature, ...]:
+    """Fit a temperature for each protocol on classes that are no test classes, and measure its effect on test classes.
 
     Args:
         learner: for tasks of that way.
         splits: the data set.
-        protocol: how query images are normalised.
         way: classes in a task.
         shot: support images per class.
         query: query images per class.
@@ -130,24 +130,28 @@ def fit_temperature(
         seed: of tasks and noise.
         on_episode: called after each task.
     """
-    side = "train" if splits.validation is None or len(splits.validation) < way else "validation"
-    found: list[Answers] = []
+    side: Side = "train" if splits.validation is None or len(splits.validation) < way else "validation"
+    found: list[dict[Protocol, Answers]] = []
     for images in (splits.train if side == "train" else splits.validation, splits.test):
         assert images is not None
-        inductive = protocol == "inductive"
         seeds = mix_seed(seed, len(found))
-        sampler = EpisodeSampler(images, way=way, shot=shot, query=query, seed=seeds, inductive=inductive)
+        sampler = EpisodeSampler(images, way=way, shot=shot, query=query, seed=seeds)
         found.append(answers(learner, sampler, episodes, mc_samples=mc_samples, seed=seeds, on_episode=on_episode))
     fitted, tested = found
-    value = best_temperature(fitted)
-    after = tested.tempered(value)
-    return Temperature(
-        protocol=protocol,
-        value=value,
-        fitted_on=side,  # type: ignore[arg-type]
-        episodes=episodes,
-        ece_before=tested.ece,
-        ece_after=after.ece,
-        nll_before=tested.nll,
-        nll_after=after.nll,
-    )
+    temperatures = []
+    for protocol in PROTOCOLS:
+        value = best_temperature(fitted[protocol])
+        before, after = tested[protocol], tested[protocol].tempered(value)
+        temperatures.append(
+            Temperature(
+                protocol=protocol,
+                value=value,
+                fitted_on=side,
+                episodes=episodes,
+                ece_before=before.ece,
+                ece_after=after.ece,
+                nll_before=before.nll,
+                nll_after=after.nll,
+            )
+        )
+    return tuple(temperatures)

@@ -10,6 +10,9 @@ from pydantic import Field, FiniteFloat
 from metadropout.config import Config, method_name
 
 Protocol = Literal["inductive", "transductive"]
+PROTOCOLS: tuple[Protocol, ...] = ("inductive", "transductive")
+Side = Literal["train", "validation"]
+"""Classes that are no test classes."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[FiniteFloat, Field(ge=0)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -60,7 +63,7 @@ class Temperature:
 
     protocol: Protocol
     value: Annotated[FiniteFloat, Field(gt=0, lt=1000)]
-    fitted_on: Literal["train", "validation"]
+    fitted_on: Side
     """The classes that it was fitted on."""
     episodes: Count
     """How many tasks of these, and how many test tasks."""
