@@ -29,7 +29,7 @@ IMAGES_PER_PASS = 64
 MOST_TOGETHER = 1000
 """How many images may be normalised together, for which all of their features have to be in memory."""
 
-Start = Literal["mean", "rows"]
+Start = Literal["auto", "mean", "rows"]
 
 
 class FewShotClassifier:
@@ -46,10 +46,10 @@ class FewShotClassifier:
         mc_samples: noise samples per step of adapting, for weights that were trained with noise; None means as many
             as the learner takes in testing.
         steps: steps of adapting; None means as many as in testing the weights.
-        start: from where classes start: "rows", from the rows of the trained head in turn, as many as there are
-            classes; or "mean", all of them from the mean of the rows, so that the order of classes is of no importance.
-            The rows are interchangeable, as training gives labels at random. Where few steps of a low rate follow, as
-            in weights of CIFAR-FS, the mean costs some points of accuracy.
+        start: from where classes start: "rows", from the rows of the trained head in turn, which are interchangeable,
+            as training gives labels at random; or "mean", all of them from the mean of the rows, so that the order of
+            classes is of no importance. "auto" takes the rows for as many classes as in training, and for other
+            numbers what the card of the weights says to be better.
         invert: for weights of drawings (ink = 1 on paper = 0): "auto" inverts each image whose edge is mostly light, as
             of dark ink on light paper; True inverts all, False none.
         threshold: `predict` says None, which means not sure, where the largest probability is below it; None never.
@@ -74,7 +74,7 @@ class FewShotClassifier:
         inductive: bool = True,
         mc_samples: int | None = 30,
         steps: int | None = None,
-        start: Start = "rows",
+        start: Start = "auto",
         invert: Invert = "auto",
         threshold: float | None = None,
         seed: int = 0,
@@ -117,7 +117,10 @@ class FewShotClassifier:
         """Adapt weights to examples that have been brought to their shape, shape (n, channels, height, width)."""
         classes, numbers = class_numbers(labels, len(x))
         with on_one_thread():  # tasks are so small that more threads would wait for each other
-            learner = prepared(weights.learner(), len(classes), steps=self.steps, start=self.start)
+            start = self.start
+            if start == "auto":
+                start = "rows" if len(classes) == weights.card.way else weights.card.other_ways
+            learner = prepared(weights.learner(), len(classes), steps=self.steps, start=start)
             self.module_ = AdaptedClassifier(
                 learner,
                 x,
@@ -182,8 +185,8 @@ class FewShotClassifier:
 
     def _check(self) -> None:
         """Refuse parameters that mean nothing; here, as scikit-learn wants constructors to accept anything."""
-        if self.start not in ("mean", "rows"):
-            raise ConfigError(f"start is {shortened(self.start)}; choose 'mean' or 'rows'")
+        if self.start not in ("auto", "mean", "rows"):
+            raise ConfigError(f"start is {shortened(self.start)}; choose 'auto', 'mean' or 'rows'")
         if self.invert not in (True, False, "auto"):
             raise ConfigError(f"invert is {shortened(self.invert)}; choose True, False or 'auto'")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -233,7 +236,9 @@ class FewShotClassifier:
         )
 
 
-def prepared(learner: Learner, way: int, *, steps: int | None = None, start: Start = "rows") -> Learner:
+def prepared(
+    learner: Learner, way: int, *, steps: int | None = None, start: Literal["mean", "rows"] = "rows"
+) -> Learner:
     """Return a learner for tasks with that many classes.
 
     Args:

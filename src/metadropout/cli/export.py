@@ -18,7 +18,7 @@ from metadropout.options import Episodes, Samples
 from metadropout.runs.folder import Run, open_run
 from metadropout.training.loop import load_state, open_parts
 from metadropout.weights import WeightSet, save_weights, write_card
-from metadropout.weights.calibration import fit_temperatures
+from metadropout.weights.calibration import best_start, fit_temperatures
 from metadropout.weights.card import PROTOCOLS, Measured, Protocol, describe
 
 EPILOG = """\
@@ -95,19 +95,31 @@ def export_run(
     )
     shape = splits.train.image_shape
     weights = save_weights(out, learner, run.config, shape, card)  # before the rest, in case that is stopped
-    learner = prepared(weights.learner(), run.config.episode.way)
+    own = run.config.episode
+    tries = max(1, calibration_episodes // 4)
+    with CountDisplay(f"trying other numbers of classes, {out.stem}", 4 * tries) as display:
+        start = best_start(
+            weights,
+            splits,
+            shot=own.shot,
+            query=own.query,
+            episodes=tries,
+            mc_samples=min(mc_samples, 5),
+            on_episode=display.advance,
+        )
+    learner = prepared(weights.learner(), own.way, start="rows" if own.way == card.way else start)
     with CountDisplay(f"calibrating {out.stem}", 2 * calibration_episodes) as display:
         temperatures = fit_temperatures(
             learner,
             splits,
-            way=run.config.episode.way,
-            shot=run.config.episode.shot,
-            query=run.config.episode.query,
+            way=own.way,
+            shot=own.shot,
+            query=own.query,
             episodes=calibration_episodes,
             mc_samples=mc_samples,
             on_episode=display.advance,
         )
-    card = replace(card, temperatures=temperatures)
+    card = replace(card, temperatures=temperatures, other_ways=start)
     weights = save_weights(out, weights.learner(), run.config, shape, card)
     write_card(out.with_suffix(".md"), weights)
     return weights

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from metadropout.classify.estimator import prepared
 from metadropout.classify.module import AdaptedClassifier
 from metadropout.data import Episode, EpisodeSampler, Splits
 from metadropout.evaluation import calibration_of
@@ -21,6 +22,7 @@ from metadropout.learners import Learner
 from metadropout.noise import CounterNoise, mix_seed
 from metadropout.training.workers import on_one_thread
 from metadropout.weights.card import PROTOCOLS, Protocol, Side, Temperature
+from metadropout.weights.sets import WeightSet
 
 SMALLEST, LARGEST = 0.05, 20.0
 """The temperatures among which the best one is looked for."""
@@ -103,6 +105,42 @@ def best_temperature(given: Answers) -> float:
         else:
             low = left
     return math.exp((low + high) / 2)
+
+
+def best_start(
+    weights: WeightSet,
+    splits: Splits,
+    *,
+    shot: int,
+    query: int,
+    episodes: int,
+    mc_samples: int | None,
+    on_episode: Callable[[], None] = lambda: None,
+) -> Literal["mean", "rows"]:
+    """Return from where classes should start where there are not as many as in training.
+
+    Both are tried on tasks with about half and with twice as many classes, none of them test classes.
+
+    Args:
+        weights: the trained ones.
+        splits: their data set.
+        shot: support images per class.
+        query: query images per class.
+        episodes: tasks of each number of classes.
+        mc_samples: noise samples per inner step.
+        on_episode: called after each task.
+    """
+    own = weights.card.way
+    side = "train" if splits.validation is None or len(splits.validation) < 2 * own else "validation"
+    images = getattr(splits, side)
+    right = {"mean": 0.0, "rows": 0.0}
+    for way in (max(2, own // 2 + 1), min(2 * own, len(images))):
+        sampler = EpisodeSampler(images, way=way, shot=shot, query=query, seed=mix_seed(2, way))
+        for start in right:
+            learner = prepared(weights.learner(), way, start=start)  # type: ignore[arg-type]
+            found = answers(learner, sampler, episodes, mc_samples=mc_samples, on_episode=on_episode)["inductive"]
+            right[start] += float((found.log_probabilities.argmax(dim=1) == found.labels).float().mean())
+    return "rows" if right["rows"] > right["mean"] else "mean"
 
 
 def fit_temperatures(

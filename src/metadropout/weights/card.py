@@ -21,6 +21,8 @@ Text = Annotated[str, Field(max_length=2000)]
 DRAWINGS = ("omniglot", "glyphs")
 """Data sets of drawings, whose images are ink (1) on paper (0)."""
 
+STARTS = {"mean": "mean of the head's rows", "rows": "head's rows in turn"}
+
 LICENCES = {
     "omniglot": "Trained on Omniglot (Lake et al. 2015), which its authors publish under the MIT licence.",
     "cifar_fs": "Trained on classes of CIFAR-100 (Krizhevsky 2009), which names no licence; it is a part of the "
@@ -100,6 +102,8 @@ class Card:
     """Whether its images are ink (1) on paper (0), so that dark drawings on a light ground have to be inverted."""
     measured: tuple[Measured, ...]
     temperatures: tuple[Temperature, ...]
+    other_ways: Literal["mean", "rows"] = "mean"
+    """From where classes start best, where there are more or fewer of them than in training."""
     licence: Text
     version: Text
     """Of metadropout, by which the file was written."""
@@ -132,6 +136,7 @@ class Card:
             f"| meta-gradient | {self.gradient} |",
             f"| parameters | {self.parameters:,} |".replace(",", " "),
             f"| images | {'drawings: ink = 1 on paper = 0' if self.drawings else 'photographs, 0 to 1'} |",
+            f"| other numbers of classes | start from the {STARTS[self.other_ways]} |",
             f"| licence | MIT. {self.licence} |",
             f"| written by | metadropout {self.version} |",
             f"| SHA-256 | `{self.checksum}` |",
