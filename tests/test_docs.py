@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from toy_weights import drawings
 
 import metadropout as md
 from metadropout.analysis.studies import read_study
@@ -31,13 +32,27 @@ def variables_of_example(page: str, given: dict[str, Any] | None = None, **numbe
     return variables
 
 
+def own_images() -> dict[str, Any]:
+    """What a user has: a few drawings with labels, and new ones."""
+    images, labels = drawings(3)
+    return {"images": images, "labels": labels, "new_images": drawings(3, seed=1)[0]}
+
+
+def test_the_examples_of_classifying_your_own_images_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = variables_of_example("docs/use.md", own_images())
+    assert left["classifier"].predict(left["new_images"]).tolist() == left["labels"]
+    assert {path.name for path in tmp_path.iterdir()} >= {"model.onnx", "model.pt2"}
+
+
 def test_the_readmes_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def make_model(way: int) -> md.Conv4:
         return md.Conv4(way, in_channels=3, image_size=32, channels=4)
 
-    left = variables_of_example("README.md", {"MyModel": make_model}, iterations="2", episodes="2", mc_samples="2")
+    given = {"MyModel": make_model, **own_images()}
+    left = variables_of_example("README.md", given, iterations="2", episodes="2", mc_samples="2")
     assert left["logits"].shape == (25, 5)
     assert (tmp_path / "runs" / "mine" / "config.yaml").exists()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from toy_weights import drawings
 
 from metadropout.cli import COMMANDS, main, parse
 from metadropout.config import parse_config
@@ -56,6 +57,12 @@ def write_birds(folder: Path) -> None:
             Image.new("RGB", (12, 10), (10 * number, 20, 30)).save(folder / name / f"{number}.png")
 
 
+def write_drawings(folder: Path, seed: int) -> None:
+    for number, (image, kind) in enumerate(zip(*drawings(3, seed=seed), strict=True)):
+        (folder / kind).mkdir(parents=True)
+        Image.fromarray((255 * image).astype("uint8")).save(folder / kind / f"{number}.png")
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the things that the documentation's commands speak of."""
@@ -64,6 +71,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("METADROPOUT_CACHE", str(tmp_path / "cache"))
     write_birds(tmp_path / "birds")
+    for part, seed in (("examples", 0), ("new", 1)):
+        write_drawings(tmp_path / part, seed)
     (own_recipe,) = re.findall(
         r"```yaml\n(# metadropout train mine\.yaml.*?)```", (ROOT / "docs/runs.md").read_text(), re.S
     )
@@ -113,11 +122,14 @@ def test_the_readmes_commands_run_one_after_the_other(here: Path, capsys: pytest
     smaller = {
         "train": ["--training.iterations", "2", "--training.validation_episodes", "2"],
         "evaluate": ["--episodes", "2", "--mc-samples", "2"],
+        "predict": ["--mc-samples", "2"],
         "attack": ["--episodes", "1", "--steps", "2", "--norm", "linf", "--epsilon", "0.1"],
     }
     commands = [shlex.split(command)[1:] for command in commands_in((ROOT / "README.md").read_text())]
     commands = [words for words in commands if words[0] != "app"]  # which serves until it is stopped
-    assert [words[0] for words in commands] == ["recipes", "train", "evaluate", "train", "evaluate", "attack", "report"]
+    assert [words[0] for words in commands] == [
+        *("predict", "recipes", "train", "evaluate", "train", "evaluate", "attack", "report")
+    ]
     for words in commands:
         extra = [] if "--resume" in words else smaller.get(words[0], [])
         assert main([*words, *extra]) == 0, (words, capsys.readouterr().err)
