@@ -28,19 +28,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E40
 
 IMAGES, LABELS = drawings(12)
 
-NO_TABLE = "images are no table with a fixed number of columns: sizes may differ from image to image"
 REASONS = {
-    "check_n_features_in": NO_TABLE,
-    "check_n_features_in_after_fitting": NO_TABLE,
-    "check_dataframe_column_names_consistency": NO_TABLE,
-    "check_readonly_memmap_input": "passes for images; the checks' tables are squeezed first, which copies them",
+    "check_n_features_in_after_fitting": "images are no table with a fixed number of columns: sizes may differ",
     "check_classifiers_train": "blobs of two or three numbers are no images: weights cannot tell them apart",
-    "check_classifiers_classes": "the same: it expects every class to be predicted for such blobs",
     "check_classifiers_one_label": "one class only is refused, as there is nothing to tell apart",
-    "check_classifiers_one_label_sample_weights": "fit takes no weights of examples",
     "check_classifiers_regression_target": "labels may be of any kind, floating-point numbers among them",
     "check_fit2d_1sample": "one example is one class only, which is refused with another message than it looks for",
     "check_fit_score_takes_y": "arguments are called images and labels; scikit-learn itself passes them by position",
+    "check_supervised_y_no_nan": "labels that are not finite are refused, but by an error of this library's own",
     "check_supervised_y_2d": "a column of labels is taken without a warning",
 }
 """Checks that are expected to fail, and why."""

@@ -278,8 +278,8 @@ def class_numbers(labels: Any, images: int) -> tuple[NDArray[Any], NDArray[np.in
         distinct = list(dict.fromkeys(given))
     except TypeError:
         raise DataError("labels have to be numbers, texts or other things that can be told apart (hashable)") from None
-    if any(isinstance(label, float) and math.isnan(label) for label in distinct):
-        raise DataError("a label is NaN; every example needs the label of its class")
+    if any(isinstance(label, float) and not math.isfinite(label) for label in distinct):
+        raise DataError("a label is NaN or infinite; every example needs the label of its class")
     if len(distinct) < 2:
         raise DataError(
             f"all {images} examples are of one class, {shortened(distinct[0])}: a classifier needs at least two classes"
