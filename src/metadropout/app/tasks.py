@@ -16,7 +16,7 @@ from torch import Tensor
 
 from metadropout.app.problems import RequestError
 from metadropout.app.worker import Ticket
-from metadropout.classify.estimator import prepared
+from metadropout.classify.estimator import best_start, prepared
 from metadropout.classify.module import AdaptedClassifier
 from metadropout.data import ImageShape
 from metadropout.learners import GradientLearner
@@ -184,7 +184,8 @@ class Tasks:
             return known, True
         x, y = task.tensors()
         chosen = steps if model.adapts_by_steps else None
-        learner = prepared(model.weights.learner(), len(task.classes), steps=chosen)
+        way = len(task.classes)
+        learner = prepared(model.weights.learner(), way, steps=chosen, start=best_start(model.weights, way))
         classifier = AdaptedClassifier(
             learner,
             x,

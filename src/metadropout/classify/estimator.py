@@ -117,9 +117,7 @@ class FewShotClassifier:
         """Adapt weights to examples that have been brought to their shape, shape (n, channels, height, width)."""
         classes, numbers = class_numbers(labels, len(x))
         with on_one_thread():  # tasks are so small that more threads would wait for each other
-            start = self.start
-            if start == "auto":
-                start = "rows" if len(classes) == weights.card.way else weights.card.other_ways
+            start = best_start(weights, len(classes)) if self.start == "auto" else self.start
             learner = prepared(weights.learner(), len(classes), steps=self.steps, start=start)
             self.module_ = AdaptedClassifier(
                 learner,
@@ -234,6 +232,11 @@ class FewShotClassifier:
             classifier_tags=ClassifierTags(),
             input_tags=InputTags(two_d_array=False, three_d_array=True),
         )
+
+
+def best_start(weights: WeightSet, way: int) -> Literal["mean", "rows"]:
+    """Return from where classes start best, where there are that many of them."""
+    return "rows" if way == weights.card.way else weights.card.other_ways
 
 
 def prepared(
