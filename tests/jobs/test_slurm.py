@@ -20,11 +20,11 @@ from metadropout.training.metrics import newest_iteration
 
 pytest.importorskip("submitit")
 
-pytestmark = pytest.mark.timeout(600)  # half a minute where nothing else runs
+pytestmark = pytest.mark.timeout(600)
 
 in_full = pytest.mark.skipif(
     "METADROPOUT_SLURM_TESTS" not in os.environ,
-    reason="catches runs in the middle, which depends on the machine's speed: set METADROPOUT_SLURM_TESTS=1",
+    reason="takes minutes, and has failed now and then: set METADROPOUT_SLURM_TESTS=1",
 )
 
 RUNS = [(rate, seed) for rate in ("0.05", "0.1", "0.2") for seed in ("0", "1")]

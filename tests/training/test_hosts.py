@@ -17,7 +17,7 @@ from metadropout.cli import main
 from metadropout.training.checkpoints import iteration_of, latest_checkpoint
 from metadropout.training.metrics import newest_iteration
 
-pytestmark = pytest.mark.timeout(600)  # half a minute where nothing else runs
+pytestmark = pytest.mark.timeout(600)
 
 
 class Hosts:

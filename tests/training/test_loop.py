@@ -273,25 +273,6 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     assert main(["train", "--resume", str(run), "--training.iterations", "13"]) == 0
 
 
-def test_an_exported_run_can_be_tested_but_not_trained_on(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, out = tmp_path / "run", tmp_path / "shared"
-    assert main(["train", str(recipe), "--out", str(run)]) == 0
-    assert main(["export", str(run), "--out", str(out)]) == 0
-    accuracies = []
-    for folder in (run, out):
-        assert main(["evaluate", str(folder), "--episodes", "5", "--mc-samples", "2"]) == 0
-        accuracies.append(json.loads((folder / "evaluation-test-2samples.json").read_text())["accuracies"])
-    assert accuracies[0] == accuracies[1]
-    assert not any(name.startswith("optimizer") for name in weights(out))
-    capsys.readouterr()
-    assert main(["train", "--resume", str(out), "--training.iterations", "20"]) == 1
-    assert "was exported without the optimiser's state: it can be tested, not trained on" in capsys.readouterr().err
-    assert main(["export", str(run), "--out", str(out)]) == 1
-    assert "is there already" in capsys.readouterr().err
-
-
 def test_a_gpu_that_is_not_there_is_named(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(recipe), "--out", str(tmp_path / "run"), "--machine.device", "cuda:99"]) == 1
     assert "machine.device is 'cuda:99', but PyTorch finds" in capsys.readouterr().err

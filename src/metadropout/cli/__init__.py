@@ -66,11 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lenient_output()
     with _on_ctrl_c(_interrupt_once):
         status = _run(sys.argv[1:] if arguments is None else arguments)
-        if arguments is None and status >= 128:
+        if arguments is None and (status >= 128 or "TORCHELASTIC_RUN_ID" in os.environ):
             # A stop is at once: what is to be kept has been saved, and threads in the middle of a task must neither be
-            # waited for nor meet an interpreter that takes itself apart.
-            with suppress(OSError):
-                sys.stdout.flush()
+            # waited for nor meet an interpreter that takes itself apart. Nor must those by which PyTorch talks to other
+            # processes: now and then that aborts a process whose work is done.
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):
+                    stream.flush()
             os._exit(status)
         return status
 
