@@ -23,6 +23,7 @@ def test_a_program_explains_itself(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.delitem(sys.modules, f"metadropout.bench.{name}", raising=False)  # another test may have loaded it
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module(f"metadropout.bench.{name}", run_name="__main__")
     assert f"python -m metadropout.bench.{name}" in capsys.readouterr().out
