@@ -16,6 +16,7 @@ from typing import Self
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 
+# A job that goes back into the queue waits until its credentials have expired: two minutes, or 5 s, the least there is.
 CONFIGURATION = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -23,7 +24,7 @@ SlurmUser=root
 SlurmctldPort={controller_port}
 SlurmdPort={node_port}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=1
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool

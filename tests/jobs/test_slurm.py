@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +20,6 @@ from metadropout.training.metrics import newest_iteration
 pytest.importorskip("submitit")
 
 pytestmark = pytest.mark.timeout(600)
-
-in_full = pytest.mark.skipif(
-    "METADROPOUT_SLURM_TESTS" not in os.environ,
-    reason="takes minutes, and has failed now and then: set METADROPOUT_SLURM_TESTS=1",
-)
 
 RUNS = [(rate, seed) for rate in ("0.05", "0.1", "0.2") for seed in ("0", "1")]
 
@@ -58,7 +52,6 @@ def sweep_of(recipe: Path, out: Path) -> list[str]:
     return ["sweep", str(recipe), *rates, "--seeds", "0", "1", "--episodes", "2", "--out", str(out)]
 
 
-@in_full
 def test_a_sweep_of_six_runs_survives_a_cluster_and_ends_as_on_one_machine(
     cluster: SlurmCluster, longer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +108,6 @@ def logs_of(out: Path, kind: str) -> str:
     return "".join(path.read_text() for path in (out / "slurm").glob(f"*_log.{kind}"))
 
 
-@in_full
 def test_a_run_that_fails_is_shown_with_the_end_of_its_log_and_one_out_of_time_is_queued_again(
     cluster: SlurmCluster, longer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
