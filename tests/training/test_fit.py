@@ -78,6 +78,17 @@ def make_learner(way: int = 3) -> md.MAML:
 OPTIONS = {"way": 2, "query": 3, "train_way": 3, "meta_batch": 2, "threads": 1, "validation_episodes": 2}
 
 
+def test_testing_shows_how_far_it_is_unless_told_otherwise(
+    splits: md.Splits, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("metadropout.cli.progress.SECONDS_BETWEEN_LINES", 0.0)
+    for quiet, seen in [(False, "testing: 3/3"), (True, "")]:
+        md.evaluate(make_learner(), splits.test, way=2, query=3, episodes=3, mc_samples=1, quiet=quiet)
+        err = capsys.readouterr().err
+        assert seen in err
+        assert bool(seen) == bool(err)
+
+
 def test_a_run_is_loaded_with_the_learner_it_was_made_with(
     splits: md.Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def evaluate(
     mc_samples: int | None = None,
     seed: int = 0,
     threads: int = 0,
+    quiet: bool = False,
 ) -> Evaluation:
     """Adapt a learner to many episodes of classes that it has never seen, and measure how well it does.
 
@@ -87,16 +88,21 @@ def evaluate(
         mc_samples: noise samples per inner step; the learner's choice by default (30 for Meta-dropout).
         seed: of episodes and noise.
         threads: episodes side by side; 0 takes as many as PyTorch would.
+        quiet: show no progress bar.
     """
+    from metadropout.cli.progress import CountDisplay  # noqa: PLC0415 (the display is a part of the command line)
+
     sampler = EpisodeSampler(images, way=way, shot=shot, query=query, seed=mix_seed(seed, TESTING), inductive=inductive)
-    return evaluate_episodes(
-        learner,
-        sampler,
-        episodes=episodes,
-        mc_samples=mc_samples,
-        seed=mix_seed(seed, TESTING),
-        threads=threads_to_use(threads),
-    ).checked()
+    with CountDisplay("testing", episodes, quiet=quiet) as display:
+        return evaluate_episodes(
+            learner,
+            sampler,
+            episodes=episodes,
+            mc_samples=mc_samples,
+            seed=mix_seed(seed, TESTING),
+            threads=threads_to_use(threads),
+            on_episode=display.advance,
+        ).checked()
 
 
 @dataclass(frozen=True)
