@@ -27,10 +27,10 @@ QUICK := test_golden.py test_config.py test_registry.py test_noise.py test_files
   perturbations/test_shared_samples.py learners/test_metasgd.py learners/test_batched.py learners/test_protonet.py \
   data/test_registry.py data/test_episodes.py data/test_folder.py data/test_safe_pickle.py data/test_archives.py \
   data/test_identity.py runs training/test_checkpoints.py training/test_metrics.py robustness/test_attacks.py \
-  analysis/test_verdict.py analysis/report/test_comparison.py analysis/report/test_charts.py bench/test_measuring.py \
+  analysis/test_verdict.py analysis/report/test_comparison.py analysis/report/test_charts.py \
   cli/test_progress.py
 quick: $(DEV)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal $(addprefix tests/,$(QUICK))
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal -m "not slow" $(addprefix tests/,$(QUICK))
 
 check: $(DEV)
 	$(BIN)/ruff check .

@@ -139,7 +139,7 @@ def test_float64_agrees_with_the_authors_code_to_1e_8(case: str, path: str) -> N
     assert compared == (10 if golden["maml"] else 24)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("case", FLOAT32_STABLE)
 def test_float32_agrees_with_the_authors_code_where_it_is_stable(

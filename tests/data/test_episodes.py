@@ -157,6 +157,7 @@ def digest(path, start):
 """
 
 
+@pytest.mark.slow
 def test_another_process_and_a_resumed_one_draw_the_same_arrays(tmp_path: Path) -> None:
     path = tmp_path / "episodes.json"
     test = open_dataset("glyphs", train_classes=5, validation_classes=5, test_classes=12).test

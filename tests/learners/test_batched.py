@@ -125,6 +125,7 @@ def test_an_update_sees_one_task_only(conv4: md.Conv4) -> None:
     assert_batched_equals_loop(Normalised(conv4, inner_lr=0.1, steps=2))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo itself looks at it
 def test_torch_compile_captures_the_batched_path_and_gives_the_same_gradients(conv4: md.Conv4) -> None:
     """Dynamo alone: no backend that differentiates ahead of time can run the inner gradients under `vmap`."""

@@ -120,6 +120,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return out / "run", out / "longer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIDE_FILES)
 def test_a_run_goes_on_without_any_file_beside_its_checkpoints(
     name: str, trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
