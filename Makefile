@@ -40,7 +40,7 @@ check: $(DEV)
 # Warnings are errors, links to other pages and to their headings are checked.
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	@echo "open site/index.html"
+	@echo "open site/index.html; with its search: python3 -m http.server --directory site"
 
 # docs/reliability.md says what is shown by these two. A reader that fails stops, and its input is kept.
 SECONDS := 60

@@ -12,11 +12,11 @@ from mkdocs.structure.files import File, Files
 import metadropout as md
 
 PAGES = {
-    "training": "Training and testing",
-    "learners": "Learners",
-    "perturbations": "Perturbations",
+    "training": "Fit, evaluate, load",
+    "learners": "Classes of learners",
+    "perturbations": "Classes of perturbations",
     "networks": "Networks",
-    "data": "Data sets",
+    "data": "Images and episodes",
     "noise": "Noise",
     "registry": "Registering parts",
     "errors": "Errors",

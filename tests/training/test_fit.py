@@ -95,6 +95,10 @@ def test_a_run_is_loaded_with_the_learner_it_was_made_with(
     folder = tmp_path / "run"
     learner = make_learner()
     assert md.fit(learner, splits, folder, iterations=2, **OPTIONS).iteration == 2
+    advised = f'md.evaluate(md.load_run("{folder}", learner=learner).learner, splits.test, ...)'
+    assert advised in capsys.readouterr().out
+    assert advised in (folder / "README.md").read_text()
+    assert "metadropout evaluate" not in (folder / "README.md").read_text()
     loaded = md.load_run(folder, learner=make_learner(), splits=splits)
     assert loaded.iteration == 2
     for (name, a), b in zip(learner.named_parameters(), loaded.learner.parameters(), strict=True):

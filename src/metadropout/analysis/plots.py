@@ -77,7 +77,7 @@ def plot_comparison(runs: Sequence[Run], path: Path, labels: Sequence[str] | Non
         losses = [line.loss for line in metrics.training]
         accuracies = [100 * line.accuracy for line in metrics.training]
         for axis, values in ((loss_axis, losses), (accuracy_axis, accuracies)):
-            axis.plot(iterations, values, color=colour, alpha=0.25, linewidth=0.8)
+            axis.plot(iterations, values, color=colour, alpha=0.4, linewidth=1.0)
             axis.plot(iterations, smooth(values), color=colour, label=f"{label}, training tasks, smoothed")
         if metrics.validation:
             accuracy_axis.errorbar(

@@ -129,8 +129,8 @@ def _report(predictions: Predictions, examples: Examples, namespace: argparse.Na
     )
     unsure = f", not sure of {len(predictions.files) - sure}" if namespace.threshold is not None else ""
     print(
-        f"{namespace.out}: {counted(len(predictions.files), 'image')}, {len(classes)} classes of "
-        f"{counted(len(examples.files), 'example')}{unsure}"
+        f"{namespace.out}: {counted(len(predictions.files), 'image')}, {len(classes)} classes, "
+        f"{counted(len(examples.files), 'example')} in all{unsure}"
     )
     if (accuracy := predictions.accuracy()) is not None:
         print(f"{100 * accuracy:.2f} % of the answers are the name of the image's folder")

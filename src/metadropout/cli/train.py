@@ -19,7 +19,7 @@ from metadropout.errors import ConfigError, TrainingError
 from metadropout.learners import Learner
 from metadropout.options import Seed
 from metadropout.recipes import load_recipe
-from metadropout.runs.folder import check_free, open_run
+from metadropout.runs.folder import Run, check_free, open_run
 from metadropout.training.allocator import keep_freed_memory
 from metadropout.training.distributed import ALONE, ProcessLostError, World, joined, restarted
 from metadropout.training.loop import Existing, Result, open_parts, train
@@ -114,9 +114,7 @@ def show_training(
     """Train a run to its end with a live display, and plot its learning curves; the first process does the showing."""
     keep_freed_memory()
     options = config.training
-    advice = (
-        f"The last checkpoint is kept; go on, with any number of processes, with: metadropout train --resume {folder}"
-    )
+    advice = f"The last checkpoint is kept; go on, with any number of processes: {Run(folder, config).resume_call}"
     world.on_loss(advice)
     with TrainingDisplay(folder.name, options.iterations, options.meta_batch, quiet=not world.is_first) as display:
         try:
@@ -132,8 +130,8 @@ def show_training(
         plotted = None
     if result.stopped_by is not None:
         print(f"stopped by {result.stopped_by.name} after iteration {result.iteration}, state saved")
-        print(f"go on with: metadropout train --resume {folder}")
+        print(f"go on with: {result.run.resume_call}")
     else:
         print(f"trained to iteration {result.iteration}; see {plotted or result.run.metrics}")
-        print(f"accuracy on unseen classes: metadropout evaluate {folder}")
+        print(f"accuracy on unseen classes: {result.run.evaluate_call}")
     return result

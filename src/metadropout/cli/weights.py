@@ -35,18 +35,24 @@ def run_command(namespace: argparse.Namespace) -> int:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
-    table = Table("name", "method", "data", "inductive", "transductive", "steps", "size", "SHA-256", box=None)
+    table = Table(
+        "name", "method", "inductive", "transductive", "tasks", "steps", "gradient", "size", "SHA-256", box=None
+    )
     licences = {}
     for name in available():
         card = load_weights(name).card
         size = (SHIPPED / f"{name}{SUFFIX}").stat().st_size
         results = (_accuracy(card, "inductive"), _accuracy(card, "transductive"))
-        table.add_row(
-            name, card.method, card.data, *results, str(card.iterations), f"{size / 1e6:.2f} MB", card.checksum[:12]
-        )
+        tasks = "/".join(dict.fromkeys(str(result.episodes) for result in card.measured))
+        gradient = card.gradient.partition(":")[0]
+        about = (tasks, str(card.iterations), gradient, f"{size / 1e6:.2f} MB", card.checksum[:12])
+        table.add_row(name, card.method, *results, *about)
         licences[card.data] = card.licence
     console.print(table)
-    console.print("\nAccuracy on test classes with its 95 % interval; steps: outer steps of training.")
+    console.print(
+        "\nAccuracy on that many tasks of test classes with its 95 % interval; steps: outer steps of training.\n"
+        "Sets with the public code's gradient were trained with --learner.norm_second_order false."
+    )
     for data, licence in licences.items():
         console.print(f"{data}: {licence}")
     return 0

@@ -43,8 +43,8 @@ CONTENTS = """\
 | `checkpoints/` | the latest states, and the best one by validation where there are validation classes |
 | `evaluation-*.json` | accuracies on unseen classes, episode by episode |
 
-    metadropout train --resume {folder}      # go on where it stopped
-    metadropout evaluate {folder}            # accuracy on unseen classes
+    {resume}      # go on where it stopped
+    {evaluate}            # accuracy on unseen classes
 """
 
 BEFORE_THERE_WAS_A_CHOICE = {"training": {"noise": "generator", "convolutions": {}}}
@@ -71,6 +71,20 @@ class Run:
 
     folder: Path
     config: Config
+
+    @property
+    def resume_call(self) -> str:
+        """What goes on with this run: a command, or for parts of a Python program a call there."""
+        if self.config.custom_parts():
+            return f'md.fit(learner, splits, "{self.folder}", ...), with the same learner, images and options'
+        return f"metadropout train --resume {self.folder}"
+
+    @property
+    def evaluate_call(self) -> str:
+        """What tests this run on unseen classes: a command, or for parts of a Python program a call there."""
+        if self.config.custom_parts():
+            return f'md.evaluate(md.load_run("{self.folder}", learner=learner).learner, splits.test, ...)'
+        return f"metadropout evaluate {self.folder}"
 
     @property
     def checkpoints(self) -> Path:
@@ -196,7 +210,12 @@ def check_free(folder: Path) -> None:
 
 def describe_run(run: Run, identity: Identity) -> None:
     """Write the files that say what a run is; its `config.yaml`, which makes it one, comes last."""
-    text = CONTENTS.format(title=run.folder.name, description=run.config.description, folder=run.folder)
+    text = CONTENTS.format(
+        title=run.folder.name,
+        description=run.config.description,
+        resume=run.resume_call,
+        evaluate=run.evaluate_call,
+    )
     write_atomically(run.folder / "README.md", text)
     write_identity(run, identity)
     write_config(run.folder, run.config)

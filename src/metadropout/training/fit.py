@@ -41,7 +41,8 @@ def fit(
     Args:
         learner: what is trained, in place. Build it from a seed: a resumed run takes its weights from the checkpoint,
             but a new one must start from the same weights to be the same run.
-        splits: training, validation and test classes: `open_dataset(...)`, or `Splits.of(images, labels)`.
+        splits: training, validation and test classes: `open_dataset(...)`, or
+            `split_classes(ArrayImages(images, labels))`.
         folder: the run's folder.
         seed: of all episodes and noise.
         description: what the run is, for its folder's README.
