@@ -100,6 +100,75 @@ def test_a_test_on_other_classes_names_the_change(place: Path, capsys: pytest.Ca
     assert written.name.startswith("evaluation-test-folder-")
 
 
+RESUME = ["train", "--training.iterations", "4", "--resume"]
+
+
+@pytest.mark.parametrize("command", [["evaluate", *FAST], RESUME])
+def test_without_a_list_of_classes_a_checkpoint_tells_that_the_data_set_has_changed(
+    command: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "run" / "data.json").unlink()
+    assert main([*command, str(place / "run")]) == 0
+    (place / "run" / "data.json").unlink(missing_ok=True)  # written anew on resuming
+    draw_classes(place / "birds", "A")
+    longer = [str(int(word) + 1) if word.isdecimal() else word for word in command]
+    assert main([*longer, str(place / "run")]) == 1
+    assert "the data set is not the one that this run began with, and data.json" in capsys.readouterr().err
+    assert not (place / "run" / "data.json").exists()
+
+
+@pytest.mark.parametrize("command", [["evaluate", *FAST], RESUME])
+def test_a_checkpoint_of_a_run_on_other_images_is_refused(
+    command: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw_classes(place / "others", "klmnopqrst")
+    other = ["--out", str(place / "other"), "--data.directory", str(place / "others")]
+    assert main(["train", str(place / "birds.yaml"), *other]) == 0
+    name = "checkpoints/iteration-00000003.safetensors"
+    shutil.copy(place / "other" / name, place / "run" / name)
+    assert main([*command, str(place / "run")]) == 1
+    assert "belongs to another run: there the data set's digest is" in capsys.readouterr().err
+
+
+def test_trained_images_under_new_names_are_never_tested_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained_on = json.loads((place / "run" / "data.json").read_text())["classes"]["train"]
+    for name in trained_on:
+        shutil.copytree(place / "birds" / name, place / "renamed" / f"new-{name}")
+    options = ["--data.directory", str(place / "renamed"), "--data.test_share", "1", "--data.validation_share", "0"]
+    assert main(["evaluate", str(place / "run"), *FAST, *options]) == 1
+    said = capsys.readouterr().err
+    assert f"{len(trained_on)} of the test classes are classes that this run was trained on, such as 'new-" in said
+    assert "there called '" in said
+
+
+def test_a_checkpoint_under_another_ones_name_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = place / "run" / "checkpoints"
+    shutil.copy(folder / "iteration-00000003.safetensors", folder / "iteration-00000006.safetensors")
+    assert main(["evaluate", str(place / "run"), *FAST]) == 1
+    assert "is the state after 3 iterations, and not what its name says" in capsys.readouterr().err
+
+
+def test_a_folder_with_a_checkpoints_name_is_passed_over(place: Path) -> None:
+    (place / "run" / "checkpoints" / "iteration-00000099.safetensors").mkdir()
+    assert main([*RESUME, str(place / "run")]) == 0
+    assert main(["evaluate", str(place / "run"), *FAST]) == 0
+
+
+def test_a_run_of_which_only_the_initial_state_is_left_says_that_it_begins_again(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = place / "run" / "checkpoints"
+    for path in [*folder.glob("iteration-*")][1:]:
+        path.unlink()
+    (kept,) = folder.glob("iteration-*")
+    again = place / "again"
+    assert main(["train", str(place / "birds.yaml"), "--out", str(again), "--training.iterations", "1"]) == 0
+    shutil.copy(again / "checkpoints" / "iteration-00000000.safetensors", folder)
+    kept.unlink()
+    assert main([*RESUME, str(place / "run")]) == 0
+    assert "only the initial state is left of 3 iterations: training begins again" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [*OPENERS, "export", "resume"])
 def test_another_runs_checkpoint_is_refused(command: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = place / "other"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -104,6 +104,25 @@ class Identity:
     """The names of the "train", "validation" and "test" classes, in their order."""
     digest: str
     """Of the images of all these classes; classes that are in no split do not count."""
+    images: dict[str, list[str]] = field(default_factory=dict)
+    """A digest of each class's images, in the order of `classes`; nothing in files of earlier versions."""
+
+    def trained_on(self, now: Identity, split: str) -> dict[str, str]:
+        """Find those classes of another data set that are training classes of this one, whatever they are called.
+
+        Args:
+            now: the other data set.
+            split: which of its classes are looked for.
+
+        Returns:
+            The other data set's names of these classes, and this one's.
+        """
+        found = {name: name for name in now.classes[split] if name in set(self.classes["train"])}
+        own = dict(zip(self.images.get("train", ()), self.classes["train"], strict=False))
+        for name, digest in zip(now.classes[split], now.images.get(split, ()), strict=False):
+            if digest in own:
+                found.setdefault(name, own[digest])
+        return found
 
     def changes(self, now: Identity) -> list[str]:
         """Say what is different in a data set that was this one, nothing where it is the same.
@@ -140,12 +159,10 @@ class Splits:
     def identity(self) -> Identity:
         """What identifies this data set: see `Identity`."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        classes = {part: [] if images is None else list(images.class_names) for part, images in parts.items()}
+        digests = {part: [] if images is None else images.class_digests() for part, images in parts.items()}
         digest = hashlib.sha256(repr(tuple(self.train.image_shape)).encode())
-        for images in parts.values():
-            if images is not None:
-                for name, of_class in zip(images.class_names, images.class_digests(), strict=True):
-                    digest.update(f"{name!r} {of_class}\n".encode())
-        return Identity(
-            {part: [] if images is None else list(images.class_names) for part, images in parts.items()},
-            digest.hexdigest(),
-        )
+        for part in parts:
+            for name, of_class in zip(classes[part], digests[part], strict=True):
+                digest.update(f"{name!r} {of_class}\n".encode())
+        return Identity(classes, digest.hexdigest(), digests)

@@ -78,7 +78,10 @@ def _guess_head(network: nn.Module, known: Mapping[str, nn.Module], hidden: Sequ
         name = owner.partition(".parametrizations.")[0]
         if name not in hidden and any(p.dim() > 1 for p in network.get_submodule(name).parameters()):
             return name
-    raise ValueError(f"{type(network).__name__} has no layer that is known to be its head; name it: head=...")
+    raise ValueError(
+        f"{type(network).__name__} has no layer that is known to be its head; name it: head=... . Logits that forward "
+        "computes from a matrix of the network's own need a module for that: an nn.Module with the matrix as parameter"
+    )
 
 
 def own_weight(network: nn.Module, name: str) -> Tensor:
@@ -106,8 +109,9 @@ def find_weighted(network: nn.Module) -> dict[str, nn.Module]:
     for name, module in found.items():
         if "weight" not in module._parameters and not parametrize.is_parametrized(module):
             raise ValueError(
-                f"the weight of '{name}' is no parameter but set by a hook, as torch.nn.utils.weight_norm does; "
-                "use its newer form: torch.nn.utils.parametrizations.weight_norm"
+                f"the weight of '{name}' is no parameter but set by a hook, as weight_norm and spectral_norm of "
+                "torch.nn.utils do; use their newer forms in torch.nn.utils.parametrizations, and name the layers to "
+                "perturb without this one: layers=[...]"
             )
     return found
 

@@ -25,7 +25,14 @@ from metadropout.data.locks import exclusive
 from metadropout.errors import CheckpointError, ConfigError, DataError, MetadropoutError, RunFileError
 from metadropout.files import write_atomically
 from metadropout.runs.reading import read_checked, set_aside
-from metadropout.training.checkpoints import checkpoint_path, checkpoints_in, iteration_of, latest_checkpoint
+from metadropout.training.checkpoints import (
+    DATA,
+    checkpoint_path,
+    checkpoints_in,
+    data_of,
+    iteration_of,
+    latest_checkpoint,
+)
 
 CONTENTS = """\
 # {title}
@@ -63,6 +70,10 @@ class _Identity(Identity):
     def __post_init__(self) -> None:
         if self.classes.keys() != {"train", "validation", "test"}:
             raise ValueError("classes must be those of train, validation and test")
+        if self.images and {part: len(names) for part, names in self.classes.items()} != {
+            part: len(digests) for part, digests in self.images.items()
+        }:
+            raise ValueError("images must have a digest for each class")
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,15 @@ class Run:
     def data(self) -> Path:
         """Which classes the run was trained and is tested on."""
         return self.folder / "data.json"
+
+    def belongings(self, identity: Identity | None) -> dict[str, Any]:
+        """Return what a checkpoint of this run says of itself, so that it is not taken for another run's.
+
+        Args:
+            identity: of the run's data set; None where it is not known.
+        """
+        data = {} if identity is None else {DATA: identity.digest}
+        return {**self.config.computed_options(), **data}
 
     def latest(self) -> Path:
         """Return the newest checkpoint."""
@@ -145,10 +165,24 @@ class Run:
     def check_data(self, now: Identity) -> None:
         """Refuse a data set that is not the one with which the run began."""
         before = self.identity()
-        if before is not None and (changes := before.changes(now)):
+        if before is None:
+            self._check_digest(now)
+        elif changes := before.changes(now):
             raise DataError(
                 f"{self.folder}: the data set is not the one that this run began with: {'; '.join(changes)}. Bring the "
                 "data set back as it was (data.json lists its classes), or start a new run"
+            )
+
+    def _check_digest(self, now: Identity) -> None:
+        """Refuse another data set by what the newest checkpoint says of its own, where there is no `data.json`."""
+        try:
+            told = data_of(self.latest())
+        except CheckpointError:
+            return  # which says more of it when it is loaded
+        if told is not None and told != now.digest:
+            raise DataError(
+                f"{self.folder}: the data set is not the one that this run began with, and data.json, which would tell "
+                "what is different, is missing. Bring both back as they were, or start a new run"
             )
 
     def check_tested_data(self, config: Config, now: Identity, split: str) -> None:
@@ -159,14 +193,18 @@ class Run:
             now: what identifies that data set.
             split: which of its classes are tested on.
         """
-        before = self.identity()
+        before, same_kind = self.identity(), config.data["name"] == self.config.data["name"]
+        if before is None and same_kind:
+            self._check_digest(now)
         if before is None or not (changes := before.changes(now)):
             return
-        overlap = sorted(set(before.classes["train"]) & set(now.classes[split])) if split != "train" else []
-        if overlap and config.data["name"] == self.config.data["name"]:
+        overlap = before.trained_on(now, split) if split != "train" else {}
+        if overlap and same_kind:
+            name, trained = min(overlap.items())
+            shown = f"'{name}'" if name == trained else f"'{name}', there called '{trained}'"
             raise DataError(
                 f"{self.folder}: {len(overlap)} of the {split} classes are classes that this run was trained on, "
-                f"such as '{overlap[0]}', because the data set has changed: {'; '.join(changes)}. Bring it back as "
+                f"such as {shown}, because the data set has changed: {'; '.join(changes)}. Bring it back as "
                 "it was (data.json lists its classes), or name the test classes"
             )
         print(f"{self.folder.name}: is tested on another data set than its own: {'; '.join(changes)}", file=sys.stderr)
@@ -235,7 +273,8 @@ def open_run(folder: Path) -> Run:
         return Run(folder, load_config(folder / "config.yaml", defaults=BEFORE_THERE_WAS_A_CHOICE))
     except ConfigError as error:
         raise ConfigError(
-            f"{error}; if another version of metadropout wrote this run, use the one that its environment.json names"
+            f"{error}; correct it in that file, or if another version of metadropout wrote this run, use the one "
+            "that its environment.json names"
         ) from None
 
 

@@ -26,6 +26,9 @@ MAX_BYTES = 16 * 2**30
 KEPT = 2
 """How many of the latest checkpoints a run keeps; the older one is there in case the newer is damaged."""
 
+DATA = "the data set's digest"
+"""What tells a run's data set, among what a checkpoint says of its run."""
+
 _NAME = re.compile(r"iteration-([0-9]{8})\.safetensors")
 
 
@@ -118,6 +121,11 @@ def load_checkpoint(
         check_tensor(path, name, stored[name] if name in stored else tensors[f"buffer.{name}"], own)
     states = {name: _optimizer_state(tensors, name) for name in parameters} if optimizer is not None else {}
     progress = progress_of(path, metadata)
+    if _NAME.fullmatch(path.name) and iteration_of(path) != progress.iteration:
+        raise CheckpointError(
+            f"{path}: is the state after {progress.iteration} iterations, and not what its name says; give it its own "
+            f"name, {checkpoint_path(path.parent, progress.iteration).name}, or delete it"
+        )
     if progress.iteration and optimizer is not None and not any(states.values()):
         sgd = isinstance(optimizer, torch.optim.SGD)  # has no state without momentum
         if not sgd:
@@ -164,6 +172,12 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
+def data_of(path: Path) -> str | None:
+    """Return the digest of the data set that a checkpoint's run was trained on; None where it does not say."""
+    _, metadata = read_checkpoint(path)
+    return _told_of_run(path, metadata).get(DATA)
+
+
 def weights_digest(learner: Learner) -> str:
     """Return a short digest of a learner's parameters and buffers: equal for equal weights, wherever they lie."""
     tensors = {name: t.detach().cpu() for name, t in learner.state_dict().items()}
@@ -189,8 +203,9 @@ def iteration_of(path: Path) -> int:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """List the checkpoints of a run, oldest first; files of other names do not count."""
-    return sorted(path for path in folder.glob("iteration-*.safetensors") if _NAME.fullmatch(path.name))
+    """List the checkpoints of a run, oldest first; folders and files of other names do not count."""
+    found = (path for path in folder.glob("iteration-*.safetensors") if _NAME.fullmatch(path.name))
+    return sorted(path for path in found if not path.is_dir())
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -259,13 +274,18 @@ def _check_state(
             )
 
 
-def _check_run(path: Path, metadata: Mapping[str, str], run: Mapping[str, Any]) -> None:
+def _told_of_run(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
         stored = json.loads(metadata.get("run", "{}"))
     except (ValueError, RecursionError):
         stored = None
     if not isinstance(stored, dict):
         raise CheckpointError(f"{path}: does not say which run it belongs to{_fix(path)}")
+    return stored
+
+
+def _check_run(path: Path, metadata: Mapping[str, str], run: Mapping[str, Any]) -> None:
+    stored = _told_of_run(path, metadata)
     wanted = json.loads(json.dumps(dict(run)))
     for name in stored.keys() & wanted.keys():
         if stored[name] != wanted[name]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -18,7 +18,7 @@ from metadropout.training.checkpoints import (
     drop_old_checkpoints,
     save_checkpoint,
 )
-from metadropout.training.metrics import MetricsLog
+from metadropout.training.metrics import MetricsLog, newest_iteration
 
 
 class Watcher(Protocol):
@@ -63,6 +63,7 @@ class FolderRecorder(Recorder):
         optimizer: its optimiser, whose state they hold, too.
         watcher: shows the user what happens.
         measure: gives the strength of the noise on each layer, as it is when called.
+        belongings: what tells the run from others, for checkpoints.
         processes: how many train the run together.
         threads: of each of them.
     """
@@ -74,12 +75,13 @@ class FolderRecorder(Recorder):
         optimizer: torch.optim.Optimizer,
         watcher: Watcher,
         measure: Callable[[], Mapping[str, float]],
+        belongings: Mapping[str, Any],
         *,
         processes: int,
         threads: int,
     ) -> None:
         self.run, self.learner, self.optimizer, self.watcher = run, learner, optimizer, watcher
-        self.measure, self.processes, self.threads = measure, processes, threads
+        self.measure, self.belongings, self.processes, self.threads = measure, belongings, processes, threads
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -95,6 +97,8 @@ class FolderRecorder(Recorder):
     def begin(self, progress: Progress) -> None:
         if progress.iteration:
             self.watcher.on_message(f"resuming after iteration {progress.iteration}")
+        elif lost := newest_iteration(self.run.metrics):
+            self.watcher.on_message(f"only the initial state is left of {lost} iterations: training begins again")
         self.log = self._stack.enter_context(MetricsLog(self.run.folder, from_iteration=progress.iteration))
 
     def step(self, progress: Progress, loss: float, accuracy: float) -> None:
@@ -117,4 +121,4 @@ class FolderRecorder(Recorder):
         drop_old_checkpoints(self.run.checkpoints, self.run.config.training.checkpoint_keep)
 
     def _save(self, path: Path, progress: Progress) -> None:
-        save_checkpoint(path, self.learner, self.optimizer, progress, self.run.config.computed_options())
+        save_checkpoint(path, self.learner, self.optimizer, progress, self.belongings)
