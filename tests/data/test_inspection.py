@@ -45,6 +45,14 @@ def test_a_source_that_is_gone_does_not_matter(root: Path) -> None:
     assert "is gone; the prepared set does without it" in texts(splits)[-2]
 
 
+def test_a_source_whose_name_no_file_can_have_does_not_matter(root: Path) -> None:
+    splits = mine(root)
+    prepared = prepared_of(splits.train)
+    assert prepared is not None
+    prepared.manifest["source"]["inputs"][0]["path"] = 5000 * "x"
+    assert "is gone; the prepared set does without it" in texts(splits)[-2]
+
+
 def test_a_source_that_has_changed_is_found(root: Path) -> None:
     splits = mine(root)
     os.truncate(root / "class0" / "0000.png", 10)

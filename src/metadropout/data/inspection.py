@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -116,7 +117,7 @@ def _check_duplicates(parts: Mapping[str, ImageSet]) -> Finding:
 def _check_source(prepared: PreparedSet) -> Finding:
     recorded = prepared.manifest["source"]
     inputs = tuple(Path(entry["path"]) for entry in recorded["inputs"])
-    if not all(path.exists() for path in inputs):
+    if not all(os.path.exists(path) for path in inputs):  # also of names that no file can have
         return Finding(True, f"the source in {recorded['directory']} is gone; the prepared set does without it")
     if not Source(Path(recorded["directory"]), inputs).matches(recorded, thorough=True):
         raise DataError(
