@@ -18,6 +18,9 @@ from metadropout.bench.problem import Method, Problem, Setting
 # and float32 after one inner step.
 FLOAT64_TOLERANCE, FLOAT32_TOLERANCE = 1e-8, 0.1
 
+# Of the gradient after one inner step in another precision: what is worse points elsewhere.
+ROUNDED_TOLERANCE = 0.7
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -35,10 +38,17 @@ class Comparison:
     """The convolutions alone: the limit."""
     results: list[Timing]
     """This project first."""
+    rounded_difference: float | None = None
+    """That of another precision from float32 after one inner step, where it was measured."""
 
     def slowdown(self, result: Timing) -> Ratio:
         """Return how many times as long as this project another takes."""
         return ratio(result.seconds, self.results[0].seconds)
+
+    def speedup(self, name: str) -> Ratio:
+        """Return how many times as fast as this project another is."""
+        (result,) = [result for result in self.results if result.name == name]
+        return ratio(self.results[0].seconds, result.seconds)
 
     def fraction_of_limit(self, result: Timing) -> float:
         """Return how fast it is beside its bare convolutions; above 1 with a faster way to compute them."""
@@ -72,7 +82,8 @@ def compare(
     Args:
         setting: the size of the work.
         method: plain MAML or with Meta-dropout.
-        implementations: this project's first, then those that it is compared with.
+        implementations: this project's first, then those that it is compared with; those that are in another
+            precision are only to come near it.
         rounds: how often each is timed.
         threads: PyTorch's threads in every process; 0 for its own choice.
         on_step: called `steps_of(...)` times.
@@ -82,15 +93,26 @@ def compare(
         Check("the meta-gradient in float64", Problem(setting, method, torch.float64), FLOAT64_TOLERANCE),
         Check("the meta-gradient in float32", Problem(one_step, method), FLOAT32_TOLERANCE),
     ]
+    exact = [
+        implementation.program(threads) for implementation in implementations if implementation.precision == "full"
+    ]
+    float64, float32 = check_agreement(exact, checks, on_step)
+    rounded = None
+    if others := _rounded(implementations):
+        check = Check("the meta-gradient", Problem(one_step, method), ROUNDED_TOLERANCE)
+        (rounded,) = check_agreement([exact[0], *(i.program(threads) for i in others)], [check], on_step)
     programs = [implementation.program(threads) for implementation in implementations]
-    float64, float32 = check_agreement(programs, checks, on_step)
     limit = CONVOLUTIONS.program(threads)
     convolutions, *results = measure([limit, *programs], Problem(setting, method), rounds, on_step)
     flops = flops_of_iteration(setting, method)
-    return Comparison(setting, method, flops, float64, float32, convolutions, results)
+    return Comparison(setting, method, flops, float64, float32, convolutions, results, rounded)
 
 
 def steps_of(implementations: Sequence[Implementation], rounds: int) -> int:
     """Return how many steps of progress a comparison has."""
-    count = len(implementations)
-    return count + (count + 1) * (rounds + 1)
+    count, checked_twice = len(implementations), 1 if _rounded(implementations) else 0
+    return count + checked_twice + (count + 1) * (rounds + 1)
+
+
+def _rounded(implementations: Sequence[Implementation]) -> list[Implementation]:
+    return [implementation for implementation in implementations if implementation.precision != "full"]

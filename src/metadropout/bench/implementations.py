@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from metadropout.bench.child import Program
 from metadropout.bench.problem import Method
+from metadropout.ops.precision import Precision
 
 INSTALL = "pip install 'metadropout[bench]'"
 """Installs all peers."""
@@ -24,6 +25,8 @@ class Implementation:
     """What it imports, where that is a peer's."""
     keep_freed_memory: bool = False
     """Whether its process sets the allocator as `metadropout train` does."""
+    precision: Precision = "full"
+    """In another one than the full one it does not compute quite the same; only this project's own has others."""
 
     def is_installed(self) -> bool:
         """Say whether it can run here."""
@@ -32,10 +35,15 @@ class Implementation:
     def program(self, threads: int) -> Program:
         """Return what a process of its own runs."""
         module = f"metadropout.bench.{self.module}"
-        return Program(self.name, module, keep_freed_memory=self.keep_freed_memory, threads=threads)
+        options = () if self.precision == "full" else (self.precision,)
+        return Program(self.name, module, options, keep_freed_memory=self.keep_freed_memory, threads=threads)
 
 
 OURS = Implementation("metadropout", "ours", keep_freed_memory=True)
+OURS_IN: dict[Precision, Implementation] = {
+    "bf16": Implementation("metadropout, bfloat16", "ours", keep_freed_memory=True, precision="bf16")
+}
+"""The same in another precision."""
 PLAIN = Implementation("plain PyTorch", "plain")
 IMPLEMENTATIONS = (
     OURS,

@@ -8,12 +8,13 @@ from torch import Tensor
 from metadropout.bench.problem import Problem, Work
 from metadropout.data import Episode
 from metadropout.learners import Learner
+from metadropout.ops.precision import Precision
 from metadropout.training.workers import Workers, on_one_thread, threads_to_use
 
 
-def prepare(problem: Problem) -> Work:
+def prepare(problem: Problem, precision: Precision = "full") -> Work:
     """Return one meta-iteration up to the averaged gradient."""
-    learner = problem.learner()
+    learner = problem.learner(precision)
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     parameters, episodes = dict(learner.named_parameters()), problem.episodes()
     sizes = [parameter.numel() for parameter in parameters.values()]

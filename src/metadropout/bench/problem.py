@@ -13,6 +13,7 @@ from metadropout.data import Episode
 from metadropout.learners import MAML
 from metadropout.networks import Conv4
 from metadropout.noise import SeededNoise, mix_seed
+from metadropout.ops.precision import Precision
 from metadropout.perturbations import MetaDropout, NoPerturbation
 
 Method = Literal["maml", "metadropout"]
@@ -59,14 +60,14 @@ class Problem:
     dtype: torch.dtype = torch.float32
     seed: int = 0
 
-    def learner(self) -> MAML:
+    def learner(self, precision: Precision = "full") -> MAML:
         """Return the learner, with the weights that all implementations start from."""
         size = self.setting
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             network = Conv4(size.way, in_channels=size.in_channels, image_size=size.image_size, channels=size.channels)
             perturbation = MetaDropout(network) if self.method == "metadropout" else NoPerturbation(network)
-            learner = MAML(network, perturbation, inner_lr=size.inner_lr, steps=size.steps)
+            learner = MAML(network, perturbation, inner_lr=size.inner_lr, steps=size.steps, precision=precision)
             with torch.no_grad():  # biases and offsets start at zero, where leaving one out would not be noticed
                 for parameter in learner.parameters():
                     parameter.add_(0.02 * torch.randn_like(parameter))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from metadropout.bench.adaptation import AdaptationCost
 from metadropout.bench.comparison import Comparison
-from metadropout.bench.implementations import IMPLEMENTATIONS
+from metadropout.bench.implementations import IMPLEMENTATIONS, OURS_IN
 from metadropout.bench.measuring import Ratio
 from metadropout.ops import kernels
 from metadropout.runs.folder import environment
@@ -69,6 +69,12 @@ def comparison_report(comparison: Comparison) -> Report:
         f"{comparison.float64_difference:.0e} in float64 (float32 after one inner step: "
         f"{comparison.float32_difference:.0e})."
     )
+    if comparison.rounded_difference is not None:
+        faster = shown_ratio(comparison.speedup(OURS_IN["bf16"].name))
+        note += (
+            f" In bfloat16 training is {faster} times as fast as in float32; after one inner step the meta-gradient "
+            f"differs by {comparison.rounded_difference:.0e}."
+        )
     headings = ["", "s / iteration", "times as long", "memory, MB", "GFLOP/s", "of the limit"]
     return Report(f"{TITLES[comparison.method]}: {comparison.setting}", headings, rows, note)
 

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from metadropout.bench.problem import SETTINGS, Method, Problem
 from metadropout.noise import CounterNoise, NoiseSource, SeededNoise
 from metadropout.ops import kernels
+from metadropout.ops.precision import Precision
 from metadropout.training.allocator import keep_freed_memory
 
 KINDS = {
@@ -34,9 +35,11 @@ KINDS = {
 SOURCES: dict[str, Callable[[int], NoiseSource]] = {"counter": CounterNoise, "seeded": SeededNoise}
 
 
-def shares(problem: Problem, source: Callable[[int], NoiseSource], rounds: int) -> tuple[float, dict[str, float]]:
+def shares(
+    problem: Problem, source: Callable[[int], NoiseSource], rounds: int, precision: Precision = "full"
+) -> tuple[float, dict[str, float]]:
     """Return the seconds of a task, and the share of each kind of operation."""
-    learner = problem.learner()
+    learner = problem.learner(precision)
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     episode = problem.episodes()[0]
     learner.task_gradient(episode, generator=source(0))  # warms up, and builds missing kernels
@@ -54,6 +57,7 @@ if __name__ == "__main__":
     parser.add_argument("--setting", choices=list(SETTINGS), default="omniglot-20way")
     parser.add_argument("--method", choices=get_args(Method), default="metadropout")
     parser.add_argument("--noise", choices=list(SOURCES), default="counter")
+    parser.add_argument("--precision", choices=get_args(Precision), default="full")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     if not kernels.available():
@@ -61,7 +65,7 @@ if __name__ == "__main__":
     keep_freed_memory()
     torch.set_num_threads(1)
     problem = Problem(SETTINGS[arguments.setting], arguments.method)
-    seconds, found = shares(problem, SOURCES[arguments.noise], arguments.rounds)
+    seconds, found = shares(problem, SOURCES[arguments.noise], arguments.rounds, arguments.precision)
     print(f"{arguments.method}, {arguments.setting}: {seconds:.3f} s per task")
     for kind, share in found.items():
         print(f"  {kind:36s} {100 * share:5.1f} %")

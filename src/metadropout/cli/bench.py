@@ -22,7 +22,7 @@ from metadropout.bench import adaptation, comparison, learners
 from metadropout.bench.adaptation import SAMPLES, SHOTS, AdaptationCost, measure_adaptation
 from metadropout.bench.comparison import Comparison, compare
 from metadropout.bench.growth import points
-from metadropout.bench.implementations import IMPLEMENTATIONS, INSTALL, OURS, PLAIN
+from metadropout.bench.implementations import IMPLEMENTATIONS, INSTALL, OURS, OURS_IN, PLAIN
 from metadropout.bench.measuring import OnStep
 from metadropout.bench.plots import plot_adaptation, plot_comparisons, plot_growth
 from metadropout.bench.problem import SETTINGS, Method, Setting
@@ -30,11 +30,13 @@ from metadropout.bench.report import Report, adaptation_report, comparison_repor
 from metadropout.cli.numbers import add_number
 from metadropout.errors import ConfigError
 from metadropout.files import write_atomically
+from metadropout.ops.precision import Precision
 from metadropout.options import Channels, Episodes, Limits, Shot, Threads, Way
 from metadropout.training.workers import cpus
 
 EPILOG = """\
   metadropout bench                              one meta-iteration: this project and its peers
+  metadropout bench --precision bf16             the same, and this project in bfloat16 beside float32
   metadropout bench evaluation                   30 noise samples as one batch, beside loops over them
   metadropout bench growth --out bench           how time and memory grow with way, shot, steps, channels, image size
   metadropout bench learners [ROW ...]           a task of each row of table 1, beside MAML
@@ -73,6 +75,8 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--setting", choices=list(SETTINGS), help="default: omniglot-20way; omniglot-5way for evaluation and growth"
     )
     parser.add_argument("--method", choices=[*get_args(Method), "both"], default="both", help="default: both")
+    precision = "also measure training in this precision, beside the full one, which is float32 (default: full)"
+    parser.add_argument("--precision", choices=get_args(Precision), default="full", help=precision)
     for name, kind in SIZES.items():
         add_number(parser, f"--{name.replace('_', '-')}", kind, metavar="N", help="default: the setting's")
     often = "how often each is timed (default: 7)"
@@ -88,6 +92,8 @@ def run_command(namespace: argparse.Namespace) -> int:
     namespace.threads = min(namespace.threads, cpus())
     if namespace.runs and namespace.what not in ("gradient", "learners"):
         raise ConfigError(f"bench {namespace.what} takes no run: it measures the settings that --setting lists")
+    if namespace.precision != "full" and namespace.what != "training":
+        raise ConfigError(f"bench {namespace.what} takes no --precision: only training is measured in others")
     if namespace.out is not None:
         namespace.out.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end the other processes, too
@@ -107,8 +113,9 @@ def bench_training(namespace: argparse.Namespace, setting: Setting) -> None:
     if missing and "maml" in _methods(namespace):
         print(f"not installed and left out: {', '.join(missing)} ({INSTALL})", file=sys.stderr)
     done: list[Comparison] = []
+    known = (OURS, *(OURS_IN[p] for p in OURS_IN if p == namespace.precision), *IMPLEMENTATIONS[1:])
     for method in _methods(namespace):
-        chosen = [i for i in IMPLEMENTATIONS if method in i.methods and i.is_installed()]
+        chosen = [i for i in known if method in i.methods and i.is_installed()]
         with _progress(comparison.steps_of(chosen, namespace.rounds)) as on_step:
             done.append(compare(setting, method, chosen, **_how(namespace), on_step=on_step))
         _print(namespace, comparison_report(done[-1]))

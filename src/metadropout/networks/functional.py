@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -158,6 +159,8 @@ class FunctionalNetwork:
             ) from error
         finally:
             self._current = _Call()  # keeps no graph alive
+        if isinstance(logits, Tensor) and logits.dtype == torch.bfloat16:
+            logits = logits.to(x.dtype)
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise TypeError(f"{type(self._network).__name__} must return logits of shape (n, way), not {shape}")
@@ -217,15 +220,18 @@ class _InputReport:
         return args, {**kwargs, first: hook(self.name, kwargs[first])}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Convolve:
     """Does in the copy the arithmetic of a convolution, which otherwise stays as it is: models read its stride, say."""
 
     layer: nn.Module
     precision: Precision
+    may_store_bf16: bool = False
+    """Whether what comes next can take images in bfloat16."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return apply_layer(self.layer, x, weight, bias, self.precision)
+        out = apply_layer(self.layer, x, weight, bias, self.precision)
+        return out if self.may_store_bf16 else out.to(weight.dtype)
 
 
 class _Hardsigmoid(nn.Module):
@@ -270,11 +276,14 @@ class _NormReluPool(_BatchStatisticsNorm):
 
     def __init__(self, norm: _BatchStatisticsNorm) -> None:
         super().__init__(norm.name, norm, norm._owner[0])
+        self.may_store_bf16 = False  # whether what comes next can take images in bfloat16
 
     def _normalise(self, x: Tensor, how: Normalisation) -> Tensor:
         if how.given is not None or how.collected is not None:
+            x = x.float() if x.dtype == torch.bfloat16 else x
             return F.max_pool2d(F.relu(super()._normalise(x, how)), kernel_size=2)
-        return norm_relu_pool(x, self.bias, self.eps, how.groups)
+        out = norm_relu_pool(x, self.bias, self.eps, how.groups)
+        return out.float() if out.dtype == torch.bfloat16 and not self.may_store_bf16 else out
 
 
 def _fuse(structure: nn.Module) -> None:
@@ -290,6 +299,39 @@ def _fuse(structure: nn.Module) -> None:
                     setattr(module, norm, _NormReluPool(module.get_submodule(norm)))  # type: ignore[arg-type]
                     setattr(module, relu, nn.Identity())
                     setattr(module, pool, nn.Identity())
+    _store_bf16(structure)
+
+
+def _store_bf16(structure: nn.Module) -> None:
+    """Let images stay in bfloat16 between modules that take them so: convolutions, and what `_fuse` puts together."""
+    for module in structure.modules():
+        if type(module) is nn.Sequential:
+            for before, after in pairwise(module):
+                if isinstance(after, _NormReluPool) and (convolve := _convolve_of(before)):
+                    convolve.may_store_bf16 = True
+    for module in structure.modules():
+        if type(module) is nn.Sequential:
+            for before, after in pairwise(module):
+                last, first = _ends_in(before), _convolve_of(_begins_with(after))
+                if isinstance(last, _NormReluPool) and first is not None and first.may_store_bf16:
+                    last.may_store_bf16 = True
+
+
+def _convolve_of(module: nn.Module | None) -> _Convolve | None:
+    found = getattr(module, "_conv_forward", None)
+    return found if isinstance(found, _Convolve) else None
+
+
+def _begins_with(module: nn.Module) -> nn.Module:
+    return _begins_with(module[0]) if type(module) is nn.Sequential and len(module) else module
+
+
+def _ends_in(module: nn.Module) -> nn.Module:
+    """Return the last module of a sequence that does anything."""
+    if type(module) is not nn.Sequential:
+        return module
+    parts = [part for part in module if type(part) is not nn.Identity]
+    return _ends_in(parts[-1]) if parts else module
 
 
 def _can_be_fused(norm: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from metadropout.networks.initial import CONVOLUTIONS, TRANSPOSED, NoHead
-from metadropout.ops.kernels import convolution
+from metadropout.ops.kernels import convolution, convolution_to_bf16
 from metadropout.ops.precision import Precision, in_bf16
 
 
@@ -129,7 +129,10 @@ def find_activations(network: nn.Module) -> tuple[str, ...]:
 def apply_layer(
     layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision = "full"
 ) -> Tensor:
-    """Apply a convolution or linear layer with other weights than its own; the precision is that of convolutions."""
+    """Apply a convolution or linear layer with other weights than its own.
+
+    The precision is that of convolutions. In "bf16" the result may be stored in bfloat16.
+    """
     if isinstance(layer, nn.Linear):
         return F.linear(x, weight, bias)
     if isinstance(layer, TRANSPOSED):
@@ -141,6 +144,8 @@ def apply_layer(
     # The one function that knows the layer's stride, padding mode and groups but takes any weights.
     convolve = convolution if is_plain_3x3(layer) else layer._conv_forward
     if precision == "bf16":
+        if convolve is convolution and (out := convolution_to_bf16(x, weight, bias)) is not None:
+            return out
         return in_bf16(lambda x, weight: convolve(x, weight, None), x, weight, bias)
     return convolve(x, weight, bias)
 

@@ -23,7 +23,7 @@ from metadropout.ops.kernels.calls import run_over
 from metadropout.ops.kernels.choices import choosing, using
 from metadropout.ops.kernels.convolutions import CHANNELS, FEW, Convolution
 from metadropout.ops.kernels.draws import Draws, in_shape, plain_values
-from metadropout.ops.kernels.elementwise import NoisyProduct, NormReluPool
+from metadropout.ops.kernels.elementwise import NoisyProduct, NormReluPool, computed_type
 from metadropout.ops.normalisation import batch_normalise
 
 __all__ = [
@@ -31,7 +31,9 @@ __all__ = [
     "available",
     "choosing",
     "convolution",
+    "convolution_to_bf16",
     "disabled",
+    "has_bf16",
     "noisy_product",
     "norm_relu_pool",
     "using",
@@ -87,7 +89,7 @@ def norm_relu_pool(x: Tensor, bias: Tensor | None, eps: float, groups: int = 1) 
         eps: added to the (biased) variance.
         groups: how many batches of equal size stand one after the other in `x`, each with statistics of its own.
     """
-    if _fits(x) and min(x.shape[2:]) >= 2 and len(x) % groups == 0 and (bias is None or _same_kind(bias, x)):
+    if _fits(x) and min(x.shape[2:]) >= 2 and len(x) % groups == 0 and _offset_fits(bias, x):
         return apply(NormReluPool, x, bias, float(eps), groups)[0]  # type: ignore[no-any-return]
     return F.max_pool2d(F.relu(batch_normalise(x, None, bias, eps, groups)), kernel_size=2)
 
@@ -100,25 +102,44 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight: shape (out_channels, in_channels, 3, 3).
         bias: shape (out_channels,).
     """
-    if (
-        x.dtype == torch.float32
-        and _fits(x)
-        and min(x.shape[2:]) >= SMALLEST
-        and weight.shape[2:] == (3, 3)
-        and weight.shape[1] == x.shape[1]
-        and weight.shape[0] % CHANNELS == 0
-        and (weight.shape[1] % CHANNELS == 0 or weight.shape[1] <= FEW)
-        and all(_same_kind(t, x) for t in (weight, bias) if t is not None)
-    ):
+    if x.dtype == torch.float32 and _can_convolve(x, weight, bias):
         tile = 0 if x.shape[1] <= FEW else choices.tile(x.shape[1], weight.shape[0], *x.shape[2:])  # few: no tiles
         if tile is not None:
-            return apply(Convolution, x, weight, bias, tile)[0]  # type: ignore[no-any-return]
+            return apply(Convolution, x, weight, bias, tile, torch.float32)[0]  # type: ignore[no-any-return]
     return F.conv2d(x, weight, bias, padding=1)
+
+
+def convolution_to_bf16(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Do the same, with a result that is stored in bfloat16; None where there are no kernels for that.
+
+    What is multiplied is rounded to bfloat16, except for images of few channels; sums are float32, and so are the
+    gradients of weight and bias.
+
+    Args:
+        x: images in float32 or bfloat16.
+        weight: in float32.
+        bias: in float32.
+    """
+    images_fit = x.dtype in (torch.float32, torch.bfloat16) and _can_convolve(x, weight, bias)
+    if not images_fit or not has_bf16() or not choices.stores_bf16():
+        return None
+    if x.shape[1] <= FEW:
+        return apply(Convolution, x.float(), weight, bias, 0, torch.bfloat16)[0]  # type: ignore[no-any-return]
+    x = x.bfloat16()
+    tile = choices.tile(x.shape[1], weight.shape[0], *x.shape[2:], dtype=x.dtype)
+    if tile is not None:
+        return apply(Convolution, x, weight, bias, tile, x.dtype)[0]  # type: ignore[no-any-return]
+    return F.conv2d(x, weight.bfloat16(), None if bias is None else bias.bfloat16(), padding=1)
 
 
 def available() -> bool:
     """Return whether the compiled kernels can be used here; compiles them if that has not been done."""
     return os.environ.get("METADROPOUT_FUSED") != "0" and build.library() is not None
+
+
+def has_bf16() -> bool:
+    """Return whether the compiled kernels multiply bfloat16 numbers: the processor needs units for it."""
+    return available() and hasattr(build.library(), "convolution_bfloat16")
 
 
 @contextmanager
@@ -131,11 +152,24 @@ def disabled() -> Iterator[None]:
         _switched_off.reset(token)
 
 
+def _can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Say whether the kernels can convolve these images with these float32 weights."""
+    return (
+        _fits(x)
+        and min(x.shape[2:]) >= SMALLEST
+        and weight.shape[2:] == (3, 3)
+        and weight.shape[1] == x.shape[1]
+        and weight.shape[0] % CHANNELS == 0
+        and (weight.shape[1] % CHANNELS == 0 or weight.shape[1] <= FEW)
+        and all(_same_kind(t, x, torch.float32) for t in (weight, bias) if t is not None)
+    )
+
+
 def _fits(*tensors: Tensor) -> bool:
     """Say whether the kernels can take these images."""
     first = tensors[0]
     return (
-        first.dtype in (torch.float32, torch.float64)
+        first.dtype in (torch.float32, torch.float64, torch.bfloat16)
         and first.numel() > 0
         and all(_same_kind(t, first) for t in tensors)
         # Before the next line, because under `vmap` a tensor does not even tell its layout.
@@ -160,6 +194,11 @@ def _repeats(f: Tensor, shape: Sequence[int]) -> bool:
     return tuple(shape[1:]) == f.shape[1:] and shape[0] > 0 and shape[0] % f.shape[0] == 0
 
 
-def _same_kind(tensor: Tensor, like: Tensor) -> bool:
-    """Say whether a tensor is an ordinary one with the type and on the device of another."""
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype == like.dtype and tensor.device == like.device
+def _offset_fits(bias: Tensor | None, x: Tensor) -> bool:
+    return bias is None or _same_kind(bias, x, computed_type(x.dtype))
+
+
+def _same_kind(tensor: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Say whether a tensor is an ordinary one with the type (or a given one) and on the device of another."""
+    wanted = dtype or like.dtype
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype == wanted and tensor.device == like.device

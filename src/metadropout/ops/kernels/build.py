@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("elementwise.cpp", "normal.cpp", "convolutions.cpp"))
+HEADERS = (Path(__file__).with_name("bfloat16.h"),)
 COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: NaN has to come through. No OpenMP runtime either, only its `simd` pragmas: PyTorch brings its own.
 FLAGS = ("-std=c++14", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
@@ -165,7 +166,8 @@ def key() -> str:
     compiler = _compiler()
     program = os.stat(compiler)
     parts = [os.path.realpath(compiler), program.st_size, program.st_mtime_ns, FLAGS, FOR_THIS_CPU, _cpu()]
-    return hashlib.sha256(repr([*parts, *(source.read_bytes() for source in SOURCES)]).encode()).hexdigest()[:20]
+    contents = [path.read_bytes() for path in (*SOURCES, *HEADERS)]
+    return hashlib.sha256(repr([*parts, *contents]).encode()).hexdigest()[:20]
 
 
 def _compiler() -> str:

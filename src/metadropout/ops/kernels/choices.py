@@ -28,13 +28,17 @@ Algorithm = Literal["direct", "winograd-2", "winograd-4"]
 """PyTorch's own, or Winograd's with tiles of 2x2 pixels or of up to 4x4, which needs fewer multiplications and rounds
 more: with 64 channels 8e-7 of the result's norm, where tiles of 2x2 give 3e-7 and PyTorch's own 4e-7."""
 
-Choices = dict[str, Algorithm]
+Choices = dict[str, str]
 """Algorithms by shape: "64x32x14x14" has 64 input channels, 32 output channels, height and width 14."""
 
 TILES: dict[Algorithm, int | None] = {"direct": None, "winograd-2": 2, "winograd-4": 4}
 
 OTHERS = "*"
 """Stands for all shapes that are not among the choices."""
+
+IMAGES, STORED = "images", "bfloat16"
+"""{"images": "bfloat16"} among the choices: with precision "bf16", images are stored so from layer to layer. Where it
+is missing they are not, as in runs that began before there was that choice."""
 
 DEFAULT: Algorithm = "winograd-2"
 """What computed all convolutions before there was a choice."""
@@ -49,21 +53,32 @@ FAIR_ROUNDS, HOPELESS = 3, 1.5
 
 _log = logging.getLogger(__name__)
 _one_at_a_time = threading.Lock()
-_given: ContextVar[Mapping[str, Algorithm] | None] = ContextVar("_given", default=None)
+_given: ContextVar[Mapping[str, str] | None] = ContextVar("_given", default=None)
 _noted: ContextVar[Choices | None] = ContextVar("_noted", default=None)
 
 
-def tile(in_channels: int, out_channels: int, height: int, width: int) -> int | None:
-    """Return the size of tiles by which to compute convolutions of a shape, None for PyTorch's own.
+def tile(
+    in_channels: int, out_channels: int, height: int, width: int, dtype: torch.dtype = torch.float32
+) -> int | None:
+    """Return the size of tiles by which to compute convolutions of a shape and type, None for PyTorch's own.
 
     They are as given by `using`, else what is fastest on this machine.
     """
     shape = f"{in_channels}x{out_channels}x{height}x{width}"
     given, noted = _given.get(), _noted.get()
-    chosen = _of_this_machine(shape) if given is None else given.get(shape, given.get(OTHERS, DEFAULT))
+    chosen = _of_this_machine(shape, dtype) if given is None else given.get(shape, given.get(OTHERS, DEFAULT))
     if noted is not None:
         noted[shape] = chosen
-    return TILES[chosen]
+    return TILES[cast("Algorithm", chosen)]
+
+
+def stores_bf16() -> bool:
+    """Say whether images may be stored in bfloat16, where the precision is "bf16"; it is noted."""
+    given, noted = _given.get(), _noted.get()
+    stores = given is None or given.get(IMAGES) == STORED
+    if stores and noted is not None:
+        noted[IMAGES] = STORED
+    return stores
 
 
 @contextmanager
@@ -78,12 +93,12 @@ def using(choices: Mapping[str, str]) -> Iterator[None]:
         ConfigError: if an algorithm is not known.
     """
     for shape, name in choices.items():
-        if name not in TILES:
+        if name not in TILES and (shape, name) != (IMAGES, STORED):
             raise ConfigError(
                 f"the convolutions of shape {shape} are to be computed by '{name}', but only "
                 f"{', '.join(TILES)} are known; was this made by a newer version?"
             )
-    token = _given.set(cast("Mapping[str, Algorithm]", choices))
+    token = _given.set(choices)
     try:
         yield
     finally:
@@ -101,21 +116,21 @@ def choosing() -> Iterator[Choices]:
         _noted.reset(token)
 
 
-def _of_this_machine(shape: str) -> Algorithm:
+def _of_this_machine(shape: str, dtype: torch.dtype) -> Algorithm:
     with _one_at_a_time:
-        return _kept_or_measured(shape)
+        return _kept_or_measured(shape, dtype)
 
 
 @functools.cache
-def _kept_or_measured(shape: str) -> Algorithm:
-    parts = [build.key(), torch.__version__, shape]
+def _kept_or_measured(shape: str, dtype: torch.dtype) -> Algorithm:
+    parts = [build.key(), torch.__version__, shape, *([] if dtype == torch.float32 else [str(dtype)])]
     name = f"choice-{hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}.txt"
     try:
         with build.private_folder() as folder:
             path = folder / name
             if (kept := _read(path)) is None:
                 # Whoever is first decides for all processes, so that they agree.
-                build.write_new(path, f"{_measured(shape)} for {shape}\n".encode())
+                build.write_new(path, f"{_measured(shape, dtype)} for {shape}\n".encode())
                 kept = _read(path)
             if kept is None:
                 raise OSError(f"{name} cannot be read")
@@ -138,24 +153,25 @@ def _read(path: Path) -> Algorithm | None:
     return None
 
 
-def _measured(shape: str) -> Algorithm:
+def _measured(shape: str, dtype: torch.dtype) -> Algorithm:
     """Return what computes a convolution and its two gradients in the least time."""
     in_channels, out_channels, height, width = map(int, shape.split("x"))
     operations = 2 * 9 * in_channels * out_channels * height * width
     n = max(1, min(MOST_IMAGES, int(MOST_OPERATIONS / operations)))
     x, g, weight = (
-        torch.ones(size, dtype=torch.float32, device="cpu").contiguous(memory_format=torch.channels_last)
-        for size in (
-            (n, in_channels, height, width),
-            (n, out_channels, height, width),
-            (out_channels, in_channels, 3, 3),
+        torch.ones(size, dtype=kind, device="cpu").contiguous(memory_format=torch.channels_last)
+        for size, kind in (
+            ((n, in_channels, height, width), dtype),
+            ((n, out_channels, height, width), dtype),
+            ((out_channels, in_channels, 3, 3), torch.float32),
         )
     )
 
     def direct() -> None:
         options = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-        torch.ops.aten.convolution(x, weight, None, *options)
-        torch.ops.aten.convolution_backward(g, x, weight, None, *options, [True, True, False])
+        w = weight.to(dtype)
+        torch.ops.aten.convolution(x, w, None, *options)
+        torch.ops.aten.convolution_backward(g, x, w, None, *options, [True, True, False])
 
     def winograd(tile: int) -> None:
         convolve(x, weight, tile=tile)

@@ -9,10 +9,20 @@
 // small enough to stay in the cache between the transforms and the products.
 //
 // A network's first layer, with its one or three input channels, is a matrix product of image patches and weights.
+//
+// S is the type in which images are stored: float, or bfloat16 on processors that multiply it. Tiles are transformed in
+// float. Of bfloat16 images, transformed tiles and weights are rounded to bfloat16 before they are multiplied, and the
+// products are summed up in float. Weights, biases, their gradients and the images that go into a first layer are float.
 
 #include <cstdint>
 #include <cstring>
 #include <memory>
+
+#include "bfloat16.h"
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -29,6 +39,11 @@ const Int IN_CACHE = 1 << 19;  // bytes of images that are worked on at once
 
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+// Two bfloat16 values that follow each other in the sum of a product, the first in the lower half; and many of them.
+typedef std::uint32_t Pair __attribute__((may_alias));
+typedef std::uint32_t Pairs __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef std::uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
 inline Int smaller(Int a, Int b) { return a < b ? a : b; }
 inline Int larger(Int a, Int b) { return a > b ? a : b; }
 
@@ -36,9 +51,54 @@ inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(
 inline void store(float* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
 inline Vector all(float v) { return v - Vector{}; }
 
-typedef std::unique_ptr<float[]> Buffer;
-inline Buffer buffer(Int size) { return Buffer(new float[size]); }
-inline Buffer zeros(Int size) { return Buffer(new float[size]()); }
+inline Pairs load(const Pair* from) { return *reinterpret_cast<const Pairs*>(from); }
+inline Vector load(const BFloat16* from) {
+    return (Vector)(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), Pairs) << 16);
+}
+
+// What the matrices that are multiplied consist of: TERMS values at once that follow each other in the sum.
+// `put` transforms TERMS tiles or kernels, by transform(term, callback of (spot, values)), and puts them side by side.
+template <class S> struct Factors;
+const int MOST_SPOTS = 36;
+
+template <> struct Factors<float> {
+    enum { TERMS = 1 };
+    typedef float One;
+    template <class Transform> static void put(float* to, Int next_spot, Transform transform) {
+        transform(0, [=](Int spot, Vector v) { store(to + spot * next_spot, v); });
+    }
+};
+
+inline void add_product(Vector& sum, float a, const Vector& b) { sum += all(a) * b; }
+
+#ifdef __AVX512BF16__
+inline Halves rounded(Vector v) { return (Halves)_mm512_cvtneps_pbh((__m512)v); }
+inline Pairs wide(Halves v) { return __builtin_convertvector(v, Pairs); }
+inline void store(BFloat16* to, Vector v) { *reinterpret_cast<Halves*>(to) = rounded(v); }
+
+template <> struct Factors<BFloat16> {
+    enum { TERMS = 2 };
+    typedef Pair One;
+    template <class Transform> static void put(BFloat16* to, Int next_spot, Transform transform) {
+        Halves first[MOST_SPOTS];
+        transform(0, [&](Int spot, Vector v) { first[spot] = rounded(v); });
+        transform(1, [&](Int spot, Vector v) {
+            *reinterpret_cast<Pairs*>(to + spot * next_spot) = wide(rounded(v)) << 16 | wide(first[spot]);
+        });
+    }
+};
+
+inline void add_product(Vector& sum, Pair a, const Pairs& b) {
+    sum = (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
+}
+#endif
+
+template <class S> using Factor = typename Factors<S>::One;
+template <class S> inline const Factor<S>* factors(const S* from) { return reinterpret_cast<const Factor<S>*>(from); }
+
+template <class S> using Buffer = std::unique_ptr<S[]>;
+template <class S = float> inline Buffer<S> buffer(Int size) { return Buffer<S>(new S[size]); }
+template <class S = float> inline Buffer<S> zeros(Int size) { return Buffer<S>(new S[size]()); }
 
 // Sizes of what is kept for one spot: a block of tiles, or the weights. The odd line keeps values of spots that are used
 // together from falling on the same place of the cache.
@@ -60,31 +120,31 @@ struct Layout {
 enum Sum { FRESH, GO_ON, ADD };
 
 // out = [out] + a b for R rows from `first` and V vectors of columns.
-template <int R, int V, class Left>
-inline void multiply(Int first, Left a, const float* b, Layout in_b, Int depth, Sum sum, float* out, Layout in_out) {
+template <int R, int V, class Left, class Right, class Out>
+inline void multiply(Int first, Left a, const Right* b, Layout in_b, Int depth, Sum sum, Out* out, Layout in_out) {
     out += first * in_out.row;
     Vector sums[R][V];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v)
             sums[r][v] = sum == GO_ON ? load(out + r * in_out.row + v * in_out.vector) : all(0);
     for (Int j = 0; j < depth; ++j) {
-        Vector columns[V];
+        decltype(load(b)) columns[V];
         for (int v = 0; v < V; ++v) columns[v] = load(b + j * in_b.row + v * in_b.vector);
         for (int r = 0; r < R; ++r) {
-            const Vector value = all(a(first + r, j));
-            for (int v = 0; v < V; ++v) sums[r][v] += value * columns[v];
+            const auto value = a(first + r, j);
+            for (int v = 0; v < V; ++v) add_product(sums[r][v], value, columns[v]);
         }
     }
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) {
-            float* to = out + r * in_out.row + v * in_out.vector;
+            Out* to = out + r * in_out.row + v * in_out.vector;
             store(to, sum == ADD ? load(to) + sums[r][v] : sums[r][v]);
         }
 }
 
 // The same for any number of rows.
-template <int V, class Left>
-inline void multiply(Int rows, Left a, const float* b, Layout in_b, Int depth, Sum sum, float* out, Layout in_out) {
+template <int V, class Left, class Right, class Out>
+inline void multiply(Int rows, Left a, const Right* b, Layout in_b, Int depth, Sum sum, Out* out, Layout in_out) {
     Int r = 0;
     for (; r + ROWS <= rows; r += ROWS) multiply<ROWS, V>(r, a, b, in_b, depth, sum, out, in_out);
     for (; r + 4 <= rows; r += 4) multiply<4, V>(r, a, b, in_b, depth, sum, out, in_out);
@@ -93,8 +153,8 @@ inline void multiply(Int rows, Left a, const float* b, Layout in_b, Int depth, S
 }
 
 // out(r, k) = [out(r, k)] + sum over j of a(r, j) b(j, k), for any number of rows and of vectors of columns.
-template <class Left>
-inline void multiply(Int rows, Int columns, Left a, const float* b, Layout in_b, Int depth, Sum sum, float* out,
+template <class Left, class Right, class Out>
+inline void multiply(Int rows, Int columns, Left a, const Right* b, Layout in_b, Int depth, Sum sum, Out* out,
                      Layout in_out) {
     Int vectors = columns / LANES;
     for (; vectors >= 2; vectors -= 2, b += 2 * in_b.vector, out += 2 * in_out.vector)
@@ -240,6 +300,7 @@ struct TileGrid {
 
 struct Place {
     Int image, y, x;
+    static Place nowhere() { return {0, -MOST_SPOTS, -MOST_SPOTS}; }  // far outside of the image
     template <class Down, class Across> static Place of(const TileGrid& grid, Int tile) {
         return {tile / grid.tiles(), grid.top + tile % grid.tiles() / grid.across * Down::OUTPUTS,
                 grid.left + tile % grid.across * Across::OUTPUTS};
@@ -247,12 +308,12 @@ struct Place {
 };
 
 // Where the pixels of a tile lie, and of `margin` pixels around it; those outside of the image lead to zeros.
-template <class Down, class Across, int MARGIN> struct Window {
+template <class S, class Down, class Across, int MARGIN> struct Window {
     enum { ROWS = Down::OUTPUTS + 2 * MARGIN, COLUMNS = Across::OUTPUTS + 2 * MARGIN };
-    const float* at[ROWS][COLUMNS];
+    const S* at[ROWS][COLUMNS];
 
-    Window(const Images& shape, const float* images, const Place& place, const float* outside) {
-        const float* image = images + place.image * shape.size();
+    void show(const Images& shape, const S* images, const Place& place, const S* outside) {
+        const S* image = images + place.image * shape.size();
         for (int i = 0; i < ROWS; ++i) {
             const Int y = place.y - MARGIN + i;
             for (int j = 0; j < COLUMNS; ++j) {
@@ -265,8 +326,8 @@ template <class Down, class Across, int MARGIN> struct Window {
 };
 
 // Fetch memory into the cache in its order, which is faster than tile by tile.
-inline void fetch(const float* from, Int size) {
-    for (Int i = 0; i < size; i += LINE) __builtin_prefetch(from + i);
+template <class S> inline void fetch(const S* from, Int size) {
+    for (Int i = 0; i < size; i += LINE * sizeof(float) / sizeof(S)) __builtin_prefetch(from + i);
 }
 
 // Calls work.run<Down, Across>(grid) for all shapes of tiles, of which Small has one and Large four.
@@ -286,52 +347,46 @@ template <class Tile> inline Int images_at_once(const Cover& down, const Cover& 
     return smaller((Tile::TILES + tiles - 1) / tiles, larger(IN_CACHE / bytes, 1));
 }
 
-// Bt d B of a tile: the values of one spot are `spot` apart, those of one vector of channels `vector`.
-template <class Down, class Across>
-void transform_input(const Window<Down, Across, 1>& from, Int C, float* to, Int spot, Int vector) {
-    for (Int c = 0; c < C; c += LANES, to += vector) {
-        Vector m[Down::POINTS][Across::OUTPUTS + 2];
-        for (int j = 0; j < Across::OUTPUTS + 2; ++j) {
-            Vector d[Down::OUTPUTS + 2], v[Down::POINTS];
-            for (int i = 0; i < Down::OUTPUTS + 2; ++i) d[i] = load(from.at[i][j] + c);
-            Down::input(d, v);
-            for (int i = 0; i < Down::POINTS; ++i) m[i][j] = v[i];
-        }
-        float* at = to;
-        for (int i = 0; i < Down::POINTS; ++i) {
-            Vector v[Across::POINTS];
-            Across::input(m[i], v);
-            for (int j = 0; j < Across::POINTS; ++j, at += spot) store(at, v[j]);
-        }
+// Bt d B of a tile for the channels from c on, as many as a vector has: put(spot, values) for each spot.
+template <class S, class Down, class Across, class Put>
+inline void transform_input(const Window<S, Down, Across, 1>& from, Int c, Put put) {
+    Vector m[Down::POINTS][Across::OUTPUTS + 2];
+    for (int j = 0; j < Across::OUTPUTS + 2; ++j) {
+        Vector d[Down::OUTPUTS + 2], v[Down::POINTS];
+        for (int i = 0; i < Down::OUTPUTS + 2; ++i) d[i] = load(from.at[i][j] + c);
+        Down::input(d, v);
+        for (int i = 0; i < Down::POINTS; ++i) m[i][j] = v[i];
+    }
+    for (int i = 0; i < Down::POINTS; ++i) {
+        Vector v[Across::POINTS];
+        Across::input(m[i], v);
+        for (int j = 0; j < Across::POINTS; ++j) put(i * Across::POINTS + j, v[j]);
     }
 }
 
-// A g At of a tile; adds up the tile's values in `bias`.
-template <class Down, class Across>
-void transform_gradient(const Window<Down, Across, 0>& from, Int C, float* to, Int spot, float* bias) {
-    for (Int c = 0; c < C; c += LANES) {
-        Vector m[Down::POINTS][Across::OUTPUTS], totals[Across::OUTPUTS];
-        for (int j = 0; j < Across::OUTPUTS; ++j) {
-            Vector g[Down::OUTPUTS], v[Down::POINTS];
-            for (int i = 0; i < Down::OUTPUTS; ++i) g[i] = load(from.at[i][j] + c);
-            Down::gradient(g, v);
-            for (int i = 0; i < Down::POINTS; ++i) m[i][j] = v[i];
-            totals[j] = Down::total(g);
-        }
-        store(bias + c, load(bias + c) + Across::total(totals));
-        float* at = to + c;
-        for (int i = 0; i < Down::POINTS; ++i) {
-            Vector v[Across::POINTS];
-            Across::gradient(m[i], v);
-            for (int j = 0; j < Across::POINTS; ++j, at += spot) store(at, v[j]);
-        }
+// A g At of a tile in the same way; adds up the tile's values in `bias`.
+template <class S, class Down, class Across, class Put>
+inline void transform_gradient(const Window<S, Down, Across, 0>& from, Int c, float* bias, Put put) {
+    Vector m[Down::POINTS][Across::OUTPUTS], totals[Across::OUTPUTS];
+    for (int j = 0; j < Across::OUTPUTS; ++j) {
+        Vector g[Down::OUTPUTS], v[Down::POINTS];
+        for (int i = 0; i < Down::OUTPUTS; ++i) g[i] = load(from.at[i][j] + c);
+        Down::gradient(g, v);
+        for (int i = 0; i < Down::POINTS; ++i) m[i][j] = v[i];
+        totals[j] = Down::total(g);
+    }
+    store(bias + c, load(bias + c) + Across::total(totals));
+    for (int i = 0; i < Down::POINTS; ++i) {
+        Vector v[Across::POINTS];
+        Across::gradient(m[i], v);
+        for (int j = 0; j < Across::POINTS; ++j) put(i * Across::POINTS + j, v[j]);
     }
 }
 
 // At m A + bias + also of a tile's products m, in panels; `rows` and `columns` of it lie inside of the image.
-template <class Down, class Across>
-void transform_output(const float* products, Int tile, Int C, const float* bias, const float* also, Int rows,
-                      Int columns, Int row, float* out) {
+template <class Down, class Across, class S>
+void transform_output(const float* products, Int tile, Int C, const float* bias, const S* also, Int rows, Int columns,
+                      Int row, S* out) {
     for (Int c = 0; c < C; c += LANES) {
         const float* from = products + in_panels(tile, Down::TILES, c);
         Vector m[Down::OUTPUTS][Across::POINTS];
@@ -355,28 +410,36 @@ void transform_output(const float* products, Int tile, Int C, const float* bias,
 }
 
 // out = x * w + x2 * w2 + bias + also for a few images.
-template <class Tile> struct Convolution {
+template <class Tile, class S> struct Convolution {
     const Images input, output;
     const Int images;
-    const float *x, *u, *x2, *u2, *bias, *also, *outside;
-    float *tiles, *products, *out;
+    const S *x, *u, *x2, *u2;
+    const float* bias;
+    const S *also, *outside;
+    S* tiles;
+    float* products;
+    S* out;
 
     template <class Down, class Across> void run(const TileGrid& grid) {
         const Int from = input.channels, to = output.channels, end = images * grid.tiles();
+        const Int depth = from / Factors<S>::TERMS, next_spot = plane<Tile>(from);
         for (Int t = 0; t < end; t += Tile::TILES) {
             const Int count = smaller(end - t, Tile::TILES);
             for (int part = 0; part < (x2 ? 2 : 1); ++part) {
                 for (Int i = 0; i < count; ++i) {
                     const Place place = Place::of<Down, Across>(grid, t + i);
-                    const Window<Down, Across, 1> window(input, part ? x2 : x, place, outside);
-                    transform_input(window, from, tiles + i * from, plane<Tile>(from), LANES);
+                    Window<S, Down, Across, 1> window;
+                    window.show(input, part ? x2 : x, place, outside);
+                    S* at = tiles + i * from;
+                    for (Int c = 0; c < from; c += LANES, at += LANES)
+                        transform_input(window, c, [=](Int spot, Vector v) { store(at + spot * next_spot, v); });
                 }
                 for (int i = 0; i < Down::POINTS; ++i)
                     for (int j = 0; j < Across::POINTS; ++j) {
                         const Int spot = i * Across::POINTS + j, in_u = Down::spot(i) * Tile::POINTS + Across::spot(j);
-                        const float* left = tiles + spot * plane<Tile>(from);
-                        multiply(count, to, [=](Int tile, Int c) { return left[tile * from + c]; },
-                                 (part ? u2 : u) + in_u * weight_plane(from, to), Layout::panels(from), from,
+                        const Factor<S>* left = factors(tiles + spot * next_spot);
+                        multiply(count, to, [=](Int tile, Int c) { return left[tile * depth + c]; },
+                                 factors((part ? u2 : u) + in_u * weight_plane(from, to)), Layout::panels(depth), depth,
                                  part ? GO_ON : FRESH, products + spot * plane<Tile>(to), Layout::panels(Tile::TILES));
                     }
             }
@@ -391,64 +454,82 @@ template <class Tile> struct Convolution {
 };
 
 // The weights' and the bias' gradients, not yet transformed back, added up over a few images: (spots, k, c) in panels.
-template <class Tile> struct Gradient {
+template <class Tile, class S> struct Gradient {
+    enum { TERMS = Factors<S>::TERMS };  // tiles that are multiplied at once
     const Images input, output;
     const Int images;
-    const float *x, *g, *outside;
-    float *tiles, *gradients, *sums, *bias;
+    const S *x, *g, *outside;
+    S *tiles, *gradients;
+    float *sums, *bias;
 
     template <class Down, class Across> void run(const TileGrid& grid) {
         const Int C = input.channels, K = output.channels, end = images * grid.tiles();
         for (Int t = 0; t < end; t += Tile::TILES) {
-            const Int count = smaller(end - t, Tile::TILES);
-            for (Int i = 0; i < count; ++i) {
-                const Place place = Place::of<Down, Across>(grid, t + i);
-                const Window<Down, Across, 1> around(input, x, place, outside);
-                const Window<Down, Across, 0> window(output, g, place, outside);
-                transform_input(around, C, tiles + i * LANES, plane<Tile>(C), Tile::TILES * LANES);  // in panels
-                transform_gradient(window, K, gradients + i * K, plane<Tile>(K), bias);
-            }
+            const Int count = smaller(end - t, Tile::TILES), depth = (count + TERMS - 1) / TERMS;
+            for (Int i = 0; i < depth; ++i) transform<Down, Across>(grid, t + i * TERMS, end, i);
             for (int i = 0; i < Down::POINTS; ++i)
                 for (int j = 0; j < Across::POINTS; ++j) {
                     const Int spot = i * Across::POINTS + j, in_u = Down::spot(i) * Tile::POINTS + Across::spot(j);
-                    const float* left = gradients + spot * plane<Tile>(K);
-                    multiply(K, C, [=](Int k, Int tile) { return left[tile * K + k]; }, tiles + spot * plane<Tile>(C),
-                             Layout::panels(Tile::TILES), count, Tile::sum(), sums + in_u * weight_plane(C, K),
-                             Layout::panels(K));
+                    const Factor<S>* left = factors(gradients + spot * plane<Tile>(K));
+                    multiply(K, C, [=](Int k, Int tile) { return left[tile * K + k]; },
+                             factors(tiles + spot * plane<Tile>(C)), Layout::panels(Tile::TILES / TERMS), depth,
+                             Tile::sum(), sums + in_u * weight_plane(C, K), Layout::panels(K));
                 }
         }
+    }
+
+    // Transforms TERMS tiles, or nothing but zeros for those from `end` on; their factors are rows of the matrices.
+    template <class Down, class Across> void transform(const TileGrid& grid, Int tile, Int end, Int row) {
+        const Int C = input.channels, K = output.channels;
+        Window<S, Down, Across, 1> around[TERMS];
+        Window<S, Down, Across, 0> windows[TERMS];
+        for (int term = 0; term < TERMS; ++term) {
+            const Place place = tile + term < end ? Place::of<Down, Across>(grid, tile + term) : Place::nowhere();
+            around[term].show(input, x, place, outside);
+            windows[term].show(output, g, place, outside);
+        }
+        for (Int c = 0; c < C; c += LANES)  // in panels
+            Factors<S>::put(tiles + row * TERMS * LANES + c * Tile::TILES, plane<Tile>(C),
+                            [&](int term, auto put) { transform_input(around[term], c, put); });
+        for (Int k = 0; k < K; k += LANES)
+            Factors<S>::put(gradients + (row * K + k) * TERMS, plane<Tile>(K),
+                            [&](int term, auto put) { transform_gradient(windows[term], k, bias, put); });
     }
 };
 
 // G w Gt of kernels: (spots, rows, columns) in panels, for kernels that are (rows, 9, columns) or (9, rows, columns).
-template <class Tile>
-void transform_weights(const float* w, Int rows, Int columns, Int next_row, Int next_weight, bool turned, float* to) {
+template <class Tile, class S>
+void transform_weights(const float* w, Int rows, Int columns, Int next_row, Int next_weight, bool turned, S* to) {
+    const Int TERMS = Factors<S>::TERMS;
+    const auto transform = [=](const float* from, auto put) {
+        Vector m[Tile::POINTS][3];
+        for (int j = 0; j < 3; ++j) {
+            Vector v[3], u[Tile::POINTS];
+            for (int i = 0; i < 3; ++i) v[i] = load(from + (turned ? 8 - 3 * i - j : 3 * i + j) * next_weight);
+            Tile::weights(v, u);
+            for (int i = 0; i < Tile::POINTS; ++i) m[i][j] = u[i];
+        }
+        for (int i = 0; i < Tile::POINTS; ++i) {
+            Vector u[Tile::POINTS];
+            Tile::weights(m[i], u);
+            for (int j = 0; j < Tile::POINTS; ++j) put(i * Tile::POINTS + j, u[j]);
+        }
+    };
     for (Int column = 0; column < columns; column += LANES)
-        for (Int row = 0; row < rows; ++row) {
+        for (Int row = 0; row < rows; row += TERMS) {
             const float* from = w + row * next_row + column;
-            Vector m[Tile::POINTS][3];
-            for (int j = 0; j < 3; ++j) {
-                Vector v[3], u[Tile::POINTS];
-                for (int i = 0; i < 3; ++i) v[i] = load(from + (turned ? 8 - 3 * i - j : 3 * i + j) * next_weight);
-                Tile::weights(v, u);
-                for (int i = 0; i < Tile::POINTS; ++i) m[i][j] = u[i];
-            }
-            float* at = to + in_panels(row, rows, column);
-            for (int i = 0; i < Tile::POINTS; ++i) {
-                Vector u[Tile::POINTS];
-                Tile::weights(m[i], u);
-                for (int j = 0; j < Tile::POINTS; ++j, at += weight_plane(rows, columns)) store(at, u[j]);
-            }
+            Factors<S>::put(to + in_panels(row / TERMS, rows / TERMS, column) * TERMS, weight_plane(rows, columns),
+                            [=](int term, auto put) { transform(from + term * next_row, put); });
         }
 }
 
-template <class Tile> void weights(Int K, Int C, bool turned, const float* w, float* u) {
+template <class Tile, class S> void weights(Int K, Int C, bool turned, const float* w, S* u) {
     if (turned) {
         transform_weights<Tile>(w, K, C, 9 * C, C, true, u);
         return;
     }
-    const Buffer by_input = buffer(9 * C * K);  // (3, 3, c, k)
-    for (Int c0 = 0; c0 < C; c0 += LINE)        // squares that stay in the cache
+    const Buffer<float> by_input = buffer(9 * C * K);  // (3, 3, c, k)
+    for (Int c0 = 0; c0 < C; c0 += LINE)               // squares that stay in the cache
         for (Int k0 = 0; k0 < K; k0 += LINE)
             for (Int i = 0; i < 9; ++i)
                 for (Int c = c0; c < c0 + LINE; ++c)
@@ -456,34 +537,34 @@ template <class Tile> void weights(Int K, Int C, bool turned, const float* w, fl
     transform_weights<Tile>(by_input.get(), C, K, K, C * K, false, u);
 }
 
-template <class Tile>
-void convolution(Int first, Int last, Int height, Int width, Int from, Int to, const float* x, const float* u,
-                 const float* x2, const float* u2, const float* bias, const float* also, float* out) {
+template <class Tile, class S>
+void convolution(Int first, Int last, Int height, Int width, Int from, Int to, const S* x, const S* u, const S* x2,
+                 const S* u2, const float* bias, const S* also, S* out) {
     const Images input = {height, width, from}, output = {height, width, to};
     const Cover down = Tile::cover(height), across = Tile::cover(width);
-    const Int most = images_at_once<Tile>(down, across, sizeof(float) * input.size());
-    const Buffer tiles = buffer(Tile::SPOTS * plane<Tile>(from)), products = buffer(Tile::SPOTS * plane<Tile>(to));
-    const Buffer outside = zeros(from);
+    const Int most = images_at_once<Tile>(down, across, sizeof(S) * input.size());
+    const Buffer<S> tiles = buffer<S>(Tile::SPOTS * plane<Tile>(from)), outside = zeros<S>(from);
+    const Buffer<float> products = buffer(Tile::SPOTS * plane<Tile>(to));
     for (Int i = first; i < last; i += most) {
         const Int in_x = i * input.size(), in_out = i * output.size();
         const Int images = smaller(last - i, most);
         fetch(x + in_x, images * input.size());
         if (x2) fetch(x2 + in_x, images * input.size());
-        Convolution<Tile> work = {input, output, images, x + in_x, u, x2 ? x2 + in_x : nullptr, u2,
-                                  bias, also ? also + in_out : nullptr, outside.get(), tiles.get(), products.get(),
-                                  out + in_out};
+        Convolution<Tile, S> work = {input, output, images, x + in_x, u, x2 ? x2 + in_x : nullptr, u2,
+                                     bias, also ? also + in_out : nullptr, outside.get(), tiles.get(), products.get(),
+                                     out + in_out};
         each_grid<Tile>(down, across, work);
     }
 }
 
-template <class Tile>
-void gradient(Int first, Int last, Int parts, Int n, Int height, Int width, Int C, Int K, const float* x,
-              const float* g, float* g_u, float* g_b) {
+template <class Tile, class S>
+void gradient(Int first, Int last, Int parts, Int n, Int height, Int width, Int C, Int K, const S* x, const S* g,
+              float* g_u, float* g_b) {
     const Images input = {height, width, C}, output = {height, width, K};
     const Cover down = Tile::cover(height), across = Tile::cover(width);
-    const Int most = images_at_once<Tile>(down, across, sizeof(float) * (input.size() + output.size()));
-    const Buffer tiles = buffer(Tile::SPOTS * plane<Tile>(C)), gradients = buffer(Tile::SPOTS * plane<Tile>(K));
-    const Buffer outside = zeros(larger(C, K));
+    const Int most = images_at_once<Tile>(down, across, sizeof(S) * (input.size() + output.size()));
+    const Buffer<S> tiles = buffer<S>(Tile::SPOTS * plane<Tile>(C)), outside = zeros<S>(larger(C, K));
+    const Buffer<S> gradients = buffer<S>(Tile::SPOTS * plane<Tile>(K));
     for (Int part = first; part < last; ++part) {
         float* sums = g_u + part * Tile::SPOTS * weight_plane(C, K);
         float* bias = g_b + part * K;
@@ -494,8 +575,8 @@ void gradient(Int first, Int last, Int parts, Int n, Int height, Int width, Int 
             const Int images = smaller(end - i, most);
             fetch(x + i * input.size(), images * input.size());
             fetch(g + i * output.size(), images * output.size());
-            Gradient<Tile> work = {input, output, images, x + i * input.size(), g + i * output.size(),
-                                   outside.get(), tiles.get(), gradients.get(), sums, bias};
+            Gradient<Tile, S> work = {input, output, images, x + i * input.size(), g + i * output.size(),
+                                      outside.get(), tiles.get(), gradients.get(), sums, bias};
             each_grid<Tile>(down, across, work);
         }
     }
@@ -559,51 +640,19 @@ class Patches {
   private:
     const Images shape;
     const Int row;
-    const Buffer padded;
+    const Buffer<float> padded;
     const std::unique_ptr<Int[]> offsets;
 };
 
-}  // namespace
-
-// ---------------------------------------------------------------------------------------------------------------------
-// What Python calls. `tile` is 2 or 4. Pointers that may be null: x2 and u2, bias, also.
-// ---------------------------------------------------------------------------------------------------------------------
-
-// Transformed weights (k, 3, 3, c), as right-hand sides of products: (spots, c, k) in panels. Turned round, they are
-// the kernels of the input's gradient: (spots, k, c).
-extern "C" void convolution_weights_float32(Int tile, Int K, Int C, Int turned, const float* w, float* u) {
-    (tile == 2 ? weights<Small> : weights<Large>)(K, C, turned, w, u);
-}
-
-// out = x * w + x2 * w2 + bias + also, for images first, ..., last - 1 of `from` channels.
-extern "C" void convolution_float32(Int first, Int last, Int tile, Int height, Int width, Int from, Int to,
-                                    const float* x, const float* u, const float* x2, const float* u2, const float* bias,
-                                    const float* also, float* out) {
-    (tile == 2 ? convolution<Small> : convolution<Large>)(first, last, height, width, from, to, x, u, x2, u2, bias,
-                                                          also, out);
-}
-
-// The weights' gradients from some parts of the images, not yet transformed back: g_u (parts, spots, k, c) in panels,
-// g_b (parts, k). The number of parts does not depend on that of threads, and so neither does the sum.
-extern "C" void convolution_gradient_float32(Int first, Int last, Int tile, Int parts, Int n, Int height, Int width,
-                                             Int C, Int K, const float* x, const float* g, float* g_u, float* g_b) {
-    (tile == 2 ? gradient<Small> : gradient<Large>)(first, last, parts, n, height, width, C, K, x, g, g_u, g_b);
-}
-
-// g_w (k, 3, 3, c) and g_b (k) from the sums of all parts.
-extern "C" void convolution_gradient_end_float32(Int tile, Int parts, Int C, Int K, const float* g_u,
-                                                 const float* parts_b, float* g_w, float* g_b) {
-    (tile == 2 ? gradient_end<Small> : gradient_end<Large>)(parts, C, K, g_u, parts_b, g_w, g_b);
-}
-
 // out = x * w + bias for images of few channels.
-extern "C" void patches_float32(Int first, Int last, Int height, Int width, Int C, Int K, const float* x,
-                                const float* w, const float* bias, float* out) {
+template <class S>
+void patches(Int first, Int last, Int height, Int width, Int C, Int K, const float* x, const float* w,
+             const float* bias, S* out) {
     const Images input = {height, width, C};
     Patches patches(input);
     const Int depth = patches.depth;
     const Int* at = patches.places();
-    const Buffer weights = buffer(depth * K);
+    const Buffer<float> weights = buffer(depth * K);
     for (Int k = 0; k < K; ++k) {
         for (Int j = 0; j < 9 * C; ++j) weights[in_panels(j, depth, k)] = w[k * 9 * C + j];
         weights[in_panels(9 * C, depth, k)] = bias ? bias[k] : 0;
@@ -619,19 +668,20 @@ extern "C" void patches_float32(Int first, Int last, Int height, Int width, Int 
 }
 
 // The gradient of those images, g * w turned round, + also: what each pixel of g gives to the patch around it.
-extern "C" void patches_turned_float32(Int first, Int last, Int height, Int width, Int C, Int K, const float* g,
-                                       const float* w, const float* also, float* out) {
+template <class S>
+void patches_turned(Int first, Int last, Int height, Int width, Int C, Int K, const S* g, const float* w,
+                    const float* also, float* out) {
     const Images input = {height, width, C};
     const Int depth = 9 * C, columns = (depth + LANES - 1) / LANES * LANES;
     const Int row = (width + 2) * C, size = (height + 2) * row;
-    const Buffer weights = zeros(K * columns), shares = buffer(width * columns), padded = buffer(size);
+    const Buffer<float> weights = zeros(K * columns), shares = buffer(width * columns), padded = buffer(size);
     for (Int k = 0; k < K; ++k)
         for (Int j = 0; j < depth; ++j) weights[in_panels(k, K, j)] = w[k * depth + j];
     for (Int image = first; image < last; ++image) {
         std::memset(padded.get(), 0, sizeof(float) * size);
         for (Int y = 0; y < height; ++y) {
-            const float* from = g + (image * height + y) * width * K;
-            multiply(width, columns, [=](Int pixel, Int k) { return from[pixel * K + k]; }, weights.get(),
+            const S* from = g + (image * height + y) * width * K;
+            multiply(width, columns, [=](Int pixel, Int k) { return float(from[pixel * K + k]); }, weights.get(),
                      Layout::panels(K), K, FRESH, shares.get(), Layout::plain(columns));
             for (Int pixel = 0; pixel < width; ++pixel)
                 for (Int dy = 0; dy < 3; ++dy)
@@ -647,8 +697,9 @@ extern "C" void patches_turned_float32(Int first, Int last, Int height, Int widt
 }
 
 // The gradients of weights and bias from some parts of the images: (parts, 9 c + 1, k) in panels.
-extern "C" void patches_gradient_float32(Int first, Int last, Int parts, Int n, Int height, Int width, Int C, Int K,
-                                         const float* x, const float* g, float* g_u) {
+template <class S>
+void patches_gradient(Int first, Int last, Int parts, Int n, Int height, Int width, Int C, Int K, const float* x,
+                      const S* g, float* g_u) {
     const Images input = {height, width, C};
     Patches patches(input);
     const Int depth = patches.depth;
@@ -666,6 +717,58 @@ extern "C" void patches_gradient_float32(Int first, Int last, Int parts, Int n, 
             }
         }
     }
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What Python calls, for each type. `tile` is 2 or 4. Pointers that may be null: x2 and u2, bias, also.
+// ---------------------------------------------------------------------------------------------------------------------
+
+// convolution_weights: transformed weights (k, 3, 3, c), as right-hand sides of products: (spots, c, k) in panels. Turned
+// round, they are the kernels of the input's gradient: (spots, k, c).
+// convolution: out = x * w + x2 * w2 + bias + also, for images first, ..., last - 1 of `from` channels.
+// convolution_gradient: the weights' gradients from some parts of the images, not yet transformed back: g_u (parts,
+// spots, k, c) in panels, g_b (parts, k). The number of parts does not depend on that of threads, and so neither does
+// the sum.
+#define FOR_TYPE(S, NAME)                                                                                              \
+    extern "C" void convolution_weights_##NAME(Int tile, Int K, Int C, Int turned, const float* w, S* u) {             \
+        (tile == 2 ? weights<Small, S> : weights<Large, S>)(K, C, turned, w, u);                                       \
+    }                                                                                                                  \
+    extern "C" void convolution_##NAME(Int first, Int last, Int tile, Int height, Int width, Int from, Int to,         \
+                                       const S* x, const S* u, const S* x2, const S* u2, const float* bias,            \
+                                       const S* also, S* out) {                                                        \
+        (tile == 2 ? convolution<Small, S> : convolution<Large, S>)(first, last, height, width, from, to, x, u, x2,    \
+                                                                    u2, bias, also, out);                              \
+    }                                                                                                                  \
+    extern "C" void convolution_gradient_##NAME(Int first, Int last, Int tile, Int parts, Int n, Int height,           \
+                                                Int width, Int C, Int K, const S* x, const S* g, float* g_u,           \
+                                                float* g_b) {                                                          \
+        (tile == 2 ? gradient<Small, S> : gradient<Large, S>)(first, last, parts, n, height, width, C, K, x, g, g_u,   \
+                                                              g_b);                                                    \
+    }                                                                                                                  \
+    extern "C" void patches_##NAME(Int first, Int last, Int height, Int width, Int C, Int K, const float* x,           \
+                                   const float* w, const float* bias, S* out) {                                        \
+        patches<S>(first, last, height, width, C, K, x, w, bias, out);                                                 \
+    }                                                                                                                  \
+    extern "C" void patches_turned_##NAME(Int first, Int last, Int height, Int width, Int C, Int K, const S* g,        \
+                                          const float* w, const float* also, float* out) {                             \
+        patches_turned<S>(first, last, height, width, C, K, g, w, also, out);                                          \
+    }                                                                                                                  \
+    extern "C" void patches_gradient_##NAME(Int first, Int last, Int parts, Int n, Int height, Int width, Int C,       \
+                                            Int K, const float* x, const S* g, float* g_u) {                           \
+        patches_gradient<S>(first, last, parts, n, height, width, C, K, x, g, g_u);                                    \
+    }
+
+FOR_TYPE(float, float32)
+#ifdef __AVX512BF16__
+FOR_TYPE(BFloat16, bfloat16)
+#endif
+
+// g_w (k, 3, 3, c) and g_b (k) from the sums of all parts.
+extern "C" void convolution_gradient_end_float32(Int tile, Int parts, Int C, Int K, const float* g_u,
+                                                 const float* parts_b, float* g_w, float* g_b) {
+    (tile == 2 ? gradient_end<Small> : gradient_end<Large>)(parts, C, K, g_u, parts_b, g_w, g_b);
 }
 
 // g_w (k, 3, 3, c) and g_b (k) from the sums of all parts.

@@ -25,17 +25,22 @@ SPOTS = {2: 16, 4: 36}
 PADDING = 16
 """Unused values after the weights, or sums for them, of each spot."""
 
+SUMS = torch.float32
+"""The type of weights, biases and their gradients."""
+
 TILES_PER_PART, MOST_PARTS = 2048, 8
 """Gradients of weights are summed up in parts of the batch that depend on its size, but not on the threads."""
 
 
 class Convolution(torch.autograd.Function):
-    """(x, weight, bias) → the convolved images, and x itself, as an output; by tiles of a size."""
+    """(x, weight, bias) → the convolved images in a type, and x itself, as an output; by tiles of a size."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tile: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tile: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         """Convolve."""
-        out, alias = convolve(x, weight, tile=tile, bias=bias), x.detach()
+        out, alias = convolve(x, weight, tile=tile, bias=bias, dtype=dtype), x.detach()
         if not ctx.needs_input_grad[0]:
             ctx.mark_non_differentiable(alias)
         ctx.tile = tile
@@ -47,9 +52,9 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_also: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients, which can be differentiated again."""
         if g is None:
-            return g_also, None, None, None
+            return g_also, None, None, None, None
         needed = ctx.needs_input_grad[:3]
-        return *apply(_ConvolutionGradient, g, *ctx.saved_tensors, g_also, ctx.tile, *needed), None
+        return *apply(_ConvolutionGradient, g, *ctx.saved_tensors, g_also, ctx.tile, *needed), None, None
 
 
 class _ConvolutionGradient(torch.autograd.Function):
@@ -85,11 +90,11 @@ class _ConvolutionGradient(torch.autograd.Function):
         d_weight = None if u is None else weight_gradient(u := channels_last(u), g, tile=tile)[0]
         d_g: Tensor | None = None
         if u is not None:
-            d_g = convolve(u, weight, *(() if v is None else (x, v)), tile=tile, bias=v_bias)
+            d_g = convolve(u, weight, *(() if v is None else (x, v)), tile=tile, bias=v_bias, dtype=g.dtype)
         elif v is not None:
-            d_g = convolve(x, v, tile=tile, bias=v_bias)
+            d_g = convolve(x, v, tile=tile, bias=v_bias, dtype=g.dtype)
         elif v_bias is not None:
-            d_g = v_bias.view(1, -1, 1, 1).expand_as(g)
+            d_g = v_bias.to(g.dtype).view(1, -1, 1, 1).expand_as(g)
         return d_g, d_x, d_weight, None, None, None, None, None
 
 
@@ -103,11 +108,12 @@ def convolve(
     turned: bool = False,
     bias: Tensor | None = None,
     also: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the convolved x, plus x2 convolved with its own weights, plus bias, plus other images.
 
     Args:
-        x: images, channels last.
+        x: images, channels last: float32 or bfloat16, but always float32 where they have few channels.
         weight: (out_channels, in_channels, 3, 3).
         x2: more images.
         weight2: their weights.
@@ -115,6 +121,7 @@ def convolve(
         turned: convolve with the kernels turned round, from output to input channels: the input's gradient.
         bias: (out_channels,).
         also: images of the result's shape.
+        dtype: type of the result; by default that of x, or float32 where the result has few channels.
     """
     if x.shape[1] <= FEW and x2 is not None and weight2 is not None:  # side by side: at most twice as many channels
         x, weight = channels_last(torch.cat([x, x2], dim=1)), torch.cat([weight, weight2], dim=1)
@@ -122,24 +129,25 @@ def convolve(
     out_channels = weight.shape[1 if turned else 0]
     bias = None if bias is None else bias.contiguous()
     also = None if also is None else channels_last(also)
-    out = torch.empty((n, out_channels, height, width), dtype=x.dtype, memory_format=torch.channels_last)
+    dtype = torch.float32 if out_channels <= FEW else dtype or x.dtype
+    out = torch.empty((n, out_channels, height, width), dtype=dtype, memory_format=torch.channels_last)
     if out_channels <= FEW:  # only the gradient of a first layer's input has so few
         run_over("patches_turned", x, height, width, out_channels, channels, x, channels_last(weight), also, out)
         return out
     if channels <= 2 * FEW:
         run_over("patches", out, height, width, channels, out_channels, x, channels_last(weight), bias, out)
         return out
-    u = _transformed(weight, tile, turned)
-    u2 = None if weight2 is None else _transformed(weight2, tile, turned)
+    u = _transformed(weight, tile, turned, dtype)
+    u2 = None if weight2 is None else _transformed(weight2, tile, turned, dtype)
     run_over("convolution", x, tile, height, width, channels, out_channels, x, u, x2, u2, bias, also, out)
     return out
 
 
-def _transformed(weight: Tensor, tile: int, turned: bool) -> Tensor:
+def _transformed(weight: Tensor, tile: int, turned: bool, dtype: torch.dtype) -> Tensor:
     """Return kernels in the form in which they are multiplied with transformed tiles."""
     out_channels, in_channels = weight.shape[:2]
-    u = weight.new_empty(SPOTS[tile] * (out_channels * in_channels + PADDING))
-    run("convolution_weights", weight.dtype, tile, out_channels, in_channels, int(turned), channels_last(weight), u)
+    u = weight.new_empty(SPOTS[tile] * (out_channels * in_channels + PADDING), dtype=dtype)
+    run("convolution_weights", dtype, tile, out_channels, in_channels, int(turned), channels_last(weight), u)
     return u
 
 
@@ -149,15 +157,15 @@ def weight_gradient(x: Tensor, g: Tensor, *, tile: int) -> tuple[Tensor, Tensor]
     out_channels = g.shape[1]
     shape = (height, width, in_channels, out_channels)
     parts = min(n, MOST_PARTS, 1 + n * height * width // 4 // TILES_PER_PART)
-    g_weight = torch.empty((out_channels, in_channels, 3, 3), dtype=x.dtype, memory_format=torch.channels_last)
-    g_bias = x.new_empty(out_channels)
+    g_weight = torch.empty((out_channels, in_channels, 3, 3), dtype=SUMS, memory_format=torch.channels_last)
+    g_bias = torch.empty(out_channels, dtype=SUMS)
     if in_channels <= FEW:
-        sums = x.new_empty(parts, 9 * in_channels + 1, out_channels)
+        sums = torch.empty(parts, 9 * in_channels + 1, out_channels, dtype=SUMS)
         run_over("patches_gradient", g, parts, n, *shape, x, g, sums, parts=parts)
-        run("patches_gradient_end", x.dtype, parts, in_channels, out_channels, sums, g_weight, g_bias)
+        run("patches_gradient_end", SUMS, parts, in_channels, out_channels, sums, g_weight, g_bias)
         return g_weight, g_bias
-    sums = x.new_empty(parts, SPOTS[tile] * (in_channels * out_channels + PADDING))
-    bias_sums = x.new_empty(parts, out_channels)
+    sums = torch.empty(parts, SPOTS[tile] * (in_channels * out_channels + PADDING), dtype=SUMS)
+    bias_sums = torch.empty(parts, out_channels, dtype=SUMS)
     run_over("convolution_gradient", x, tile, parts, n, *shape, x, g, sums, bias_sums, parts=parts)
-    run("convolution_gradient_end", x.dtype, tile, parts, in_channels, out_channels, sums, bias_sums, g_weight, g_bias)
+    run("convolution_gradient_end", SUMS, tile, parts, in_channels, out_channels, sums, bias_sums, g_weight, g_bias)
     return g_weight, g_bias

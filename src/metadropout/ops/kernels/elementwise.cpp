@@ -3,11 +3,14 @@
 // Images lie in memory as (n, height, width, channels), so the inner loops over channels are contiguous and the
 // compiler vectorises them. Functions that take a range [first, last) of images may run in several threads; sums are
 // kept per image and added in the order of the images, so that the number of threads changes nothing. Sums of floats
-// are accumulated in double, a few values at a time.
+// are accumulated in double, a few values at a time. S is the type in which images are stored, T that in which they are
+// computed with, and which statistics have.
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+
+#include "bfloat16.h"
 
 typedef std::int64_t Int;
 
@@ -90,22 +93,24 @@ struct Draws {
     Int images;  // per sample
 };
 
-template <class T> inline void product(Int begin, Int end, const T* f, const T* mean, const T* noise, T* out, T* s) {
+template <class S, class Noise>
+inline void product(Int size, const S* f, const S* mean, const Noise* noise, S* out, S* s) {
     SIMD
-    for (Int k = begin; k < end; ++k) s[k] = softplus(mean[k] + noise[k]), out[k] = f[k] * s[k];
+    for (Int k = 0; k < size; ++k) s[k] = softplus<Number<S>>(mean[k] + noise[k]), out[k] = f[k] * s[k];
 }
 
 // Images of the result first, ..., last - 1. Those of f and mean, `images` in number, are used over and over.
-template <class T>
+template <class S>
 void product_forward(Int first, Int last, Int pixels, Int channels, Int images, bool noise_by_channel, Draws draws,
-                     const T* f_all, const T* mean_all, const T* noise_all, T* out_all, T* s_all) {
+                     const S* f_all, const S* mean_all, const S* noise_all, S* out_all, S* s_all) {
+    typedef Number<S> T;
     const Int size = pixels * channels;
     for (Int i = first; i < last; ++i) {
-        const T* __restrict__ f = f_all + i % images * size;
-        const T* __restrict__ mean = mean_all + i % images * size;
-        const T* __restrict__ noise = noise_all + (noise_all ? i * size : 0);
-        T* __restrict__ out = out_all + i * size;
-        T* __restrict__ s = s_all + i * size;
+        const S* __restrict__ f = f_all + i % images * size;
+        const S* __restrict__ mean = mean_all + i % images * size;
+        const S* __restrict__ noise = noise_all + (noise_all ? i * size : 0);
+        S* __restrict__ out = out_all + i * size;
+        S* __restrict__ s = s_all + i * size;
         if (draws.keys) {
             const Int* key = draws.keys + i / draws.images * 2;
             const Int start = i % draws.images * size, piece = 1024;  // places; a piece stays in the cache
@@ -114,13 +119,13 @@ void product_forward(Int first, Int last, Int pixels, Int channels, Int images, 
                 next = (start + at) / piece * piece + piece - start;
                 next = next < size ? next : size;
                 normals(key[0], key[1], start + at, start + next, values);
-                product(0, next - at, f + at, mean + at, values, out + at, s + at);
+                product(next - at, f + at, mean + at, values, out + at, s + at);
             }
         } else if (!noise_all) {
             SIMD
-            for (Int k = 0; k < size; ++k) s[k] = softplus(mean[k]), out[k] = f[k] * s[k];
+            for (Int k = 0; k < size; ++k) s[k] = softplus<T>(mean[k]), out[k] = f[k] * s[k];
         } else if (!noise_by_channel) {
-            product(0, size, f, mean, noise, out, s);
+            product(size, f, mean, noise, out, s);
         } else {
             // The noise is (channels, pixels). It is turned over into `s` in strips of pixels that stay in the cache.
             const Int strip = 16;
@@ -132,7 +137,7 @@ void product_forward(Int first, Int last, Int pixels, Int channels, Int images, 
                 }
                 SIMD
                 for (Int k = p0 * channels; k < p1 * channels; ++k) {
-                    s[k] = softplus(mean[k] + s[k]);
+                    s[k] = softplus<T>(mean[k] + s[k]);
                     out[k] = f[k] * s[k];
                 }
             }
@@ -142,12 +147,13 @@ void product_forward(Int first, Int last, Int pixels, Int channels, Int images, 
 
 // g_f = g s;  g_mean = (g f + g_s) sigma, where g_s is what second derivatives say of s. Either result may be left out.
 // With Add, both are added to what is there: images of f that were used over and over.
-template <class T, bool WithGs, bool Add>
-void product_gradient(Int size, const T* __restrict__ g, const T* __restrict__ f, const T* __restrict__ s,
-                      const T* __restrict__ g_s, T* __restrict__ g_f, T* __restrict__ g_mean) {
+template <class S, bool WithGs, bool Add>
+void product_gradient(Int size, const S* __restrict__ g, const S* __restrict__ f, const S* __restrict__ s,
+                      const S* __restrict__ g_s, S* __restrict__ g_f, S* __restrict__ g_mean) {
+    typedef Number<S> T;
     const auto of_f = [=](Int k) { return Add ? g_f[k] + g[k] * s[k] : g[k] * s[k]; };
     const auto of_mean = [=](Int k) {
-        const T value = (g[k] * f[k] + (WithGs ? g_s[k] : T(0))) * slope(s[k]).sigma;
+        const T value = (g[k] * f[k] + (WithGs ? g_s[k] : T(0))) * slope<T>(s[k]).sigma;
         return Add ? g_mean[k] + value : value;
     };
     if (!g_mean) {
@@ -163,13 +169,13 @@ void product_gradient(Int size, const T* __restrict__ g, const T* __restrict__ f
 }
 
 // The same for images of f first, ..., last - 1 of `images`, each used in `samples` images of the result.
-template <class T, bool WithGs>
-void product_gradients(Int first, Int last, Int size, Int images, Int samples, const T* g, const T* f, const T* s,
-                       const T* g_s, T* g_f, T* g_mean) {
+template <class S, bool WithGs>
+void product_gradients(Int first, Int last, Int size, Int images, Int samples, const S* g, const S* f, const S* s,
+                       const S* g_s, S* g_f, S* g_mean) {
     for (Int i = first; i < last; ++i)
         for (Int sample = 0; sample < samples; ++sample) {
             const Int at = i * size, in_g = (sample * images + i) * size;
-            (sample ? product_gradient<T, WithGs, true> : product_gradient<T, WithGs, false>)(
+            (sample ? product_gradient<S, WithGs, true> : product_gradient<S, WithGs, false>)(
                 size, g + in_g, f + at, s + in_g, WithGs ? g_s + in_g : nullptr, g_f ? g_f + at : nullptr,
                 g_mean ? g_mean + at : nullptr);
         }
@@ -177,10 +183,11 @@ void product_gradients(Int first, Int last, Int size, Int images, Int samples, c
 
 // For cotangents u of g_f and v of g_mean:
 // d_g = u s + v f sigma;  d_f = v g sigma;  d_s = u g + v g f (1 - sigma).
-template <class T, bool WithU>
-void product_second(Int begin, Int end, const T* __restrict__ g, const T* __restrict__ f, const T* __restrict__ s,
-                    const T* __restrict__ u, const T* __restrict__ v, T* __restrict__ d_g, T* __restrict__ d_f,
-                    T* __restrict__ d_s) {
+template <class S, bool WithU>
+void product_second(Int begin, Int end, const S* __restrict__ g, const S* __restrict__ f, const S* __restrict__ s,
+                    const S* __restrict__ u, const S* __restrict__ v, S* __restrict__ d_g, S* __restrict__ d_f,
+                    S* __restrict__ d_s) {
+    typedef Number<S> T;
     if (!v) {  // then d_f is zero and left out
         SIMD
         for (Int k = begin; k < end; ++k) d_g[k] = u[k] * s[k], d_s[k] = u[k] * g[k];
@@ -188,7 +195,7 @@ void product_second(Int begin, Int end, const T* __restrict__ g, const T* __rest
     }
     SIMD
     for (Int k = begin; k < end; ++k) {
-        const Slope<T> e = slope(s[k]);
+        const Slope<T> e = slope<T>(s[k]);
         const T vg = v[k] * g[k], uk = WithU ? u[k] : T(0);
         d_g[k] = uk * s[k] + v[k] * f[k] * e.sigma;
         d_f[k] = vg * e.sigma;
@@ -243,13 +250,14 @@ inline double over_images(const Shape& shape, const double* sums, Int group, Int
 
 // Pools and sums x - K and (x - K)^2, where K is the group's first pixel: close enough to the mean to lose nothing in
 // the variance. sums: (2, n, channels).
-template <class T>
-void pool_and_sum(Int first, Int last, const Shape& shape, const T* x_all, T* p_all, Code* code_all, double* sums) {
+template <class S>
+void pool_and_sum(Int first, Int last, const Shape& shape, const S* x_all, S* p_all, Code* code_all, double* sums) {
+    typedef Number<S> T;
     const Int C = shape.channels, row = shape.row();
     for (Int i = first; i < last; ++i) {
-        const T* __restrict__ x = x_all + i * shape.image();
-        const T* __restrict__ shift = x_all + i / shape.per_group() * shape.per_group() * shape.image();
-        T* __restrict__ p = p_all + i * shape.pooled();
+        const S* __restrict__ x = x_all + i * shape.image();
+        const S* __restrict__ shift = x_all + i / shape.per_group() * shape.per_group() * shape.image();
+        S* __restrict__ p = p_all + i * shape.pooled();
         Code* __restrict__ code = code_all + i * shape.pooled();
         double* __restrict__ sum = sums + i * C;
         double* __restrict__ square = sums + (shape.n + i) * C;
@@ -283,8 +291,9 @@ void pool_and_sum(Int first, Int last, const Shape& shape, const T* x_all, T* p_
 }
 
 // stats: mean and r, each (groups, channels).
-template <class T>
-void statistics(const Shape& shape, double eps, const T* x, const double* sums, T* stats) {
+template <class S>
+void statistics(const Shape& shape, double eps, const S* x, const double* sums, Number<S>* stats) {
+    typedef Number<S> T;
     const Int C = shape.channels, all = shape.groups * C;
     for (Int group = 0; group < shape.groups; ++group)
         for (Int c = 0; c < C; ++c) {
@@ -297,18 +306,19 @@ void statistics(const Shape& shape, double eps, const T* x, const double* sums, 
         }
 }
 
-template <class T>
-void normalise(Int first, Int last, const Shape& shape, const T* p_all, const T* stats, const T* __restrict__ bias,
-               Code* code_all, T* out_all) {
+template <class S>
+void normalise(Int first, Int last, const Shape& shape, const S* p_all, const Number<S>* stats,
+               const Number<S>* __restrict__ bias, Code* code_all, S* out_all) {
+    typedef Number<S> T;
     const Int C = shape.channels;
     for (Int i = first; i < last; ++i) {
         const Int group = i / shape.per_group() * C;
         const T* __restrict__ mean = stats + group;
         const T* __restrict__ r = stats + shape.groups * C + group;
         for (Int at = i * shape.pooled(); at < (i + 1) * shape.pooled(); at += C) {
-            const T* __restrict__ p = p_all + at;
+            const S* __restrict__ p = p_all + at;
             Code* __restrict__ code = code_all + at;
-            T* __restrict__ out = out_all + at;
+            S* __restrict__ out = out_all + at;
             SIMD
             for (Int c = 0; c < C; ++c) {
                 const T t = (p[c] - mean[c]) * r[c] + bias[c];
@@ -320,9 +330,10 @@ void normalise(Int first, Int last, const Shape& shape, const T* p_all, const T*
 }
 
 // sums: G and G xhat, each (n, channels).
-template <class T>
-void gradient_sums(Int first, Int last, const Shape& shape, const T* g_all, const T* p_all, const Code* code_all,
-                   const T* stats, double* sums) {
+template <class S>
+void gradient_sums(Int first, Int last, const Shape& shape, const S* g_all, const S* p_all, const Code* code_all,
+                   const Number<S>* stats, double* sums) {
+    typedef Number<S> T;
     const Int C = shape.channels;
     for (Int i = first; i < last; ++i) {
         const Int group = i / shape.per_group() * C;
@@ -331,8 +342,8 @@ void gradient_sums(Int first, Int last, const Shape& shape, const T* g_all, cons
         double* __restrict__ sum = sums + i * C;
         double* __restrict__ product = sums + (shape.n + i) * C;
         clear(sum, C), clear(product, C);
-        const T* __restrict__ g = g_all + i * shape.pooled();
-        const T* __restrict__ p = p_all + i * shape.pooled();
+        const S* __restrict__ g = g_all + i * shape.pooled();
+        const S* __restrict__ p = p_all + i * shape.pooled();
         const Code* __restrict__ code = code_all + i * shape.pooled();
         const auto G = [=](Int k) { return code[k] < INACTIVE ? g[k] : T(0); };
         Int at = 0;
@@ -353,8 +364,10 @@ void gradient_sums(Int first, Int last, const Shape& shape, const T* g_all, cons
 }
 
 // moments: mean(G) and A, each (groups, channels). factors: r mean(G) and r^2 A. g_b: (channels).
-template <class T>
-void gradient_factors(const Shape& shape, const double* sums, const T* stats, double* moments, T* factors, T* g_b) {
+template <class S>
+void gradient_factors(const Shape& shape, const double* sums, const Number<S>* stats, double* moments,
+                      Number<S>* factors, Number<S>* g_b) {
+    typedef Number<S> T;
     const Int C = shape.channels, all = shape.groups * C;
     for (Int c = 0; c < C; ++c) {
         double total = 0;
@@ -372,9 +385,10 @@ void gradient_factors(const Shape& shape, const double* sums, const T* stats, do
 }
 
 // g_x = r G - r mean(G) - (x - mean) r^2 A (+ g_also, what second derivatives say of x).
-template <class T, bool WithAlso>
-void gradient(Int first, Int last, const Shape& shape, const T* g_all, const T* x_all, const Code* code_all,
-              const T* stats, const T* factors, const T* also_all, T* g_x_all) {
+template <class S, bool WithAlso>
+void gradient(Int first, Int last, const Shape& shape, const S* g_all, const S* x_all, const Code* code_all,
+              const Number<S>* stats, const Number<S>* factors, const S* also_all, S* g_x_all) {
+    typedef Number<S> T;
     const Int C = shape.channels, row = shape.row(), all = shape.groups * C;
     for (Int i = first; i < last; ++i) {
         const Int group = i / shape.per_group() * C;
@@ -382,11 +396,11 @@ void gradient(Int first, Int last, const Shape& shape, const T* g_all, const T* 
         const T* __restrict__ r = stats + all + group;
         const T* __restrict__ f0 = factors + group;
         const T* __restrict__ f1 = factors + all + group;
-        const T* __restrict__ x = x_all + i * shape.image();
-        const T* __restrict__ g = g_all + i * shape.pooled();
+        const S* __restrict__ x = x_all + i * shape.image();
+        const S* __restrict__ g = g_all + i * shape.pooled();
         const Code* __restrict__ code = code_all + i * shape.pooled();
-        const T* __restrict__ also = also_all + (WithAlso ? i * shape.image() : 0);
-        T* __restrict__ g_x = g_x_all + i * shape.image();
+        const S* __restrict__ also = also_all + (WithAlso ? i * shape.image() : 0);
+        S* __restrict__ g_x = g_x_all + i * shape.image();
         const auto rest = [=](Int k, Int c) {
             const T value = -f0[c] - (x[k] - mean[c]) * f1[c];
             return WithAlso ? value + also[k] : value;
@@ -412,19 +426,20 @@ void gradient(Int first, Int last, const Shape& shape, const T* g_all, const T* 
 }
 
 // For the cotangent v of g_x. sums: v, v xhat and v G, each (n, channels). at_max: v where the pooled values came from.
-template <class T>
-void second_sums(Int first, Int last, const Shape& shape, const T* v_all, const T* g_all, const T* x_all,
-                 const Code* code_all, const T* stats, double* sums, T* at_max_all) {
+template <class S>
+void second_sums(Int first, Int last, const Shape& shape, const S* v_all, const S* g_all, const S* x_all,
+                 const Code* code_all, const Number<S>* stats, double* sums, S* at_max_all) {
+    typedef Number<S> T;
     const Int C = shape.channels, row = shape.row();
     for (Int i = first; i < last; ++i) {
         const Int group = i / shape.per_group() * C;
         const T* __restrict__ mean = stats + group;
         const T* __restrict__ r = stats + shape.groups * C + group;
-        const T* __restrict__ v = v_all + i * shape.image();
-        const T* __restrict__ x = x_all + i * shape.image();
-        const T* __restrict__ g = g_all + i * shape.pooled();
+        const S* __restrict__ v = v_all + i * shape.image();
+        const S* __restrict__ x = x_all + i * shape.image();
+        const S* __restrict__ g = g_all + i * shape.pooled();
         const Code* __restrict__ code = code_all + i * shape.pooled();
-        T* __restrict__ at_max = at_max_all + i * shape.pooled();
+        S* __restrict__ at_max = at_max_all + i * shape.pooled();
         double* __restrict__ sum = sums + i * C;
         double* __restrict__ with_xhat = sums + (shape.n + i) * C;
         double* __restrict__ with_G = sums + (2 * shape.n + i) * C;
@@ -463,9 +478,10 @@ void second_sums(Int first, Int last, const Shape& shape, const T* v_all, const 
 //   d_x = r (H - mean(H) - xhat mean(H xhat)) - L r xhat / M,
 //   mean(H) = -r (mean(v) A + mean(G) B),  mean(H xhat) = -2 r A B;  the last term is L/r dr/dx.
 // factors: r mean(v) - u_b, r^2 B, r^2 A, r mean(H), r^2 (mean(H xhat) + L/M), each (groups, channels).
-template <class T>
-void second_factors(const Shape& shape, const double* sums, const T* stats, const double* moments, const T* u_b,
-                    T* factors) {
+template <class S>
+void second_factors(const Shape& shape, const double* sums, const Number<S>* stats, const double* moments,
+                    const Number<S>* u_b, Number<S>* factors) {
+    typedef Number<S> T;
     const Int C = shape.channels, all = shape.groups * C;
     const double M = static_cast<double>(shape.values());
     for (Int group = 0; group < shape.groups; ++group)
@@ -486,9 +502,10 @@ void second_factors(const Shape& shape, const double* sums, const T* stats, cons
 }
 
 // d_g holds v at the maxima at first.
-template <class T>
-void second(Int first, Int last, const Shape& shape, const T* v_all, const T* g_all, const T* x_all, const T* p_all,
-            const Code* code_all, const T* stats, const T* factors, T* d_g_all, T* d_x_all) {
+template <class S>
+void second(Int first, Int last, const Shape& shape, const S* v_all, const S* g_all, const S* x_all, const S* p_all,
+            const Code* code_all, const Number<S>* stats, const Number<S>* factors, S* d_g_all, S* d_x_all) {
+    typedef Number<S> T;
     const Int C = shape.channels, row = shape.row(), all = shape.groups * C;
     for (Int i = first; i < last; ++i) {
         const Int group = i / shape.per_group() * C;
@@ -499,13 +516,13 @@ void second(Int first, Int last, const Shape& shape, const T* v_all, const T* g_
         const T* __restrict__ r2A = factors + 2 * all + group;
         const T* __restrict__ f3 = factors + 3 * all + group;
         const T* __restrict__ f4 = factors + 4 * all + group;
-        const T* __restrict__ v = v_all + i * shape.image();
-        const T* __restrict__ x = x_all + i * shape.image();
-        const T* __restrict__ g = g_all + i * shape.pooled();
-        const T* __restrict__ p = p_all + i * shape.pooled();
+        const S* __restrict__ v = v_all + i * shape.image();
+        const S* __restrict__ x = x_all + i * shape.image();
+        const S* __restrict__ g = g_all + i * shape.pooled();
+        const S* __restrict__ p = p_all + i * shape.pooled();
         const Code* __restrict__ code = code_all + i * shape.pooled();
-        T* __restrict__ d_g = d_g_all + i * shape.pooled();
-        T* __restrict__ d_x = d_x_all + i * shape.image();
+        S* __restrict__ d_g = d_g_all + i * shape.pooled();
+        S* __restrict__ d_x = d_x_all + i * shape.image();
         const auto rest = [=](Int k, Int c) { return -r2A[c] * v[k] - f3[c] - (x[k] - mean[c]) * f4[c]; };
         each_pixel(
             shape,
@@ -540,46 +557,48 @@ void second(Int first, Int last, const Shape& shape, const T* v_all, const T* g_
 #define SHAPE Int n, Int height, Int width, Int channels, Int groups
 #define AS_SHAPE (Shape{n, height, width, channels, groups})
 
-#define FOR_TYPE(T, NAME)                                                                                              \
+#define FOR_TYPE(S, NAME)                                                                                              \
     extern "C" void product_forward_##NAME(Int first, Int last, Int pixels, Int channels, Int images,                  \
-                                           Int noise_by_channel, Int per_sample, const T* f, const T* mean,            \
-                                           const T* noise, const Int* keys, T* out, T* s) {                            \
-        product_forward<T>(first, last, pixels, channels, images, noise_by_channel, {keys, per_sample}, f, mean,       \
+                                           Int noise_by_channel, Int per_sample, const S* f, const S* mean,            \
+                                           const S* noise, const Int* keys, S* out, S* s) {                            \
+        product_forward<S>(first, last, pixels, channels, images, noise_by_channel, {keys, per_sample}, f, mean,       \
                            noise, out, s);                                                                             \
     }                                                                                                                  \
-    extern "C" void product_gradient_##NAME(Int first, Int last, Int size, Int images, Int samples, const T* g,        \
-                                            const T* f, const T* s, const T* g_s, T* g_f, T* g_mean) {                 \
-        (g_s ? product_gradients<T, true> : product_gradients<T, false>)(first, last, size, images, samples, g, f, s,  \
+    extern "C" void product_gradient_##NAME(Int first, Int last, Int size, Int images, Int samples, const S* g,        \
+                                            const S* f, const S* s, const S* g_s, S* g_f, S* g_mean) {                 \
+        (g_s ? product_gradients<S, true> : product_gradients<S, false>)(first, last, size, images, samples, g, f, s,  \
                                                                          g_s, g_f, g_mean);                            \
     }                                                                                                                  \
-    extern "C" void product_second_##NAME(Int first, Int last, Int size, const T* g, const T* f, const T* s,           \
-                                          const T* u, const T* v, T* d_g, T* d_f, T* d_s) {                            \
+    extern "C" void product_second_##NAME(Int first, Int last, Int size, const S* g, const S* f, const S* s,           \
+                                          const S* u, const S* v, S* d_g, S* d_f, S* d_s) {                            \
         for (Int i = first; i < last; ++i)                                                                             \
-            (u ? product_second<T, true> : product_second<T, false>)(i * size, (i + 1) * size, g, f, s, u, v, d_g,     \
+            (u ? product_second<S, true> : product_second<S, false>)(i * size, (i + 1) * size, g, f, s, u, v, d_g,     \
                                                                      d_f, d_s);                                        \
     }                                                                                                                  \
-    extern "C" void norm_forward_##NAME(Int stages, Int first, Int last, SHAPE, double eps, const T* x, const T* bias, \
-                                        T* p, Code* code, double* sums, T* stats, T* out) {                            \
-        if (stages & 1) pool_and_sum<T>(first, last, AS_SHAPE, x, p, code, sums);                                      \
-        if (stages & 2) statistics<T>(AS_SHAPE, eps, x, sums, stats);                                                  \
-        if (stages & 4) normalise<T>(first, last, AS_SHAPE, p, stats, bias, code, out);                                \
+    extern "C" void norm_forward_##NAME(Int stages, Int first, Int last, SHAPE, double eps, const S* x,                \
+                                        const Number<S>* bias, S* p, Code* code, double* sums, Number<S>* stats,       \
+                                        S* out) {                                                                      \
+        if (stages & 1) pool_and_sum<S>(first, last, AS_SHAPE, x, p, code, sums);                                      \
+        if (stages & 2) statistics<S>(AS_SHAPE, eps, x, sums, stats);                                                  \
+        if (stages & 4) normalise<S>(first, last, AS_SHAPE, p, stats, bias, code, out);                                \
     }                                                                                                                  \
-    extern "C" void norm_gradient_##NAME(Int stages, Int first, Int last, SHAPE, const T* g, const T* x, const T* p,   \
-                                         const Code* code, const T* stats, const T* g_also, double* sums,              \
-                                         double* moments, T* factors, T* g_b, T* g_x) {                                \
-        if (stages & 1) gradient_sums<T>(first, last, AS_SHAPE, g, p, code, stats, sums);                              \
-        if (stages & 2) gradient_factors<T>(AS_SHAPE, sums, stats, moments, factors, g_b);                             \
+    extern "C" void norm_gradient_##NAME(Int stages, Int first, Int last, SHAPE, const S* g, const S* x, const S* p,   \
+                                         const Code* code, const Number<S>* stats, const S* g_also, double* sums,      \
+                                         double* moments, Number<S>* factors, Number<S>* g_b, S* g_x) {                \
+        if (stages & 1) gradient_sums<S>(first, last, AS_SHAPE, g, p, code, stats, sums);                              \
+        if (stages & 2) gradient_factors<S>(AS_SHAPE, sums, stats, moments, factors, g_b);                             \
         if (stages & 4)                                                                                                \
-            (g_also ? gradient<T, true>                                                                                \
-                    : gradient<T, false>)(first, last, AS_SHAPE, g, x, code, stats, factors, g_also, g_x);             \
+            (g_also ? gradient<S, true>                                                                                \
+                    : gradient<S, false>)(first, last, AS_SHAPE, g, x, code, stats, factors, g_also, g_x);             \
     }                                                                                                                  \
-    extern "C" void norm_second_##NAME(Int stages, Int first, Int last, SHAPE, const T* v, const T* u_b, const T* g,   \
-                                       const T* x, const T* p, const Code* code, const T* stats,                       \
-                                       const double* moments, double* sums, T* factors, T* d_g, T* d_x) {              \
-        if (stages & 1) second_sums<T>(first, last, AS_SHAPE, v, g, x, code, stats, sums, d_g);                        \
-        if (stages & 2) second_factors<T>(AS_SHAPE, sums, stats, moments, u_b, factors);                               \
-        if (stages & 4) second<T>(first, last, AS_SHAPE, v, g, x, p, code, stats, factors, d_g, d_x);                  \
+    extern "C" void norm_second_##NAME(Int stages, Int first, Int last, SHAPE, const S* v, const Number<S>* u_b,       \
+                                       const S* g, const S* x, const S* p, const Code* code, const Number<S>* stats,   \
+                                       const double* moments, double* sums, Number<S>* factors, S* d_g, S* d_x) {      \
+        if (stages & 1) second_sums<S>(first, last, AS_SHAPE, v, g, x, code, stats, sums, d_g);                        \
+        if (stages & 2) second_factors<S>(AS_SHAPE, sums, stats, moments, u_b, factors);                               \
+        if (stages & 4) second<S>(first, last, AS_SHAPE, v, g, x, p, code, stats, factors, d_g, d_x);                  \
     }
 
 FOR_TYPE(float, float32)
 FOR_TYPE(double, float64)
+FOR_TYPE(BFloat16, bfloat16)

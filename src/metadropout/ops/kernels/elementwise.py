@@ -102,8 +102,8 @@ class NormReluPool(torch.autograd.Function):
         pooled = (n, channels, height // 2, width // 2)
         p = torch.empty(pooled, dtype=x.dtype, memory_format=torch.channels_last)  # the maxima of x
         out, code = like(p), torch.empty_like(p, dtype=torch.uint8, memory_format=torch.channels_last)
-        sums, stats = torch.empty(2, n, channels, dtype=torch.float64), x.new_empty(2, groups, channels)
-        offset = x.new_zeros(channels) if bias is None else bias.contiguous()
+        sums, stats = torch.empty(2, n, channels, dtype=torch.float64), _numbers(x, 2, groups, channels)
+        offset = _numbers(x, channels).zero_() if bias is None else bias.contiguous()
         run_stages("norm_forward", x, *shape, eps, x, offset, p, code, sums, stats, out)
         alias = x.detach()
         ctx.save_for_backward(alias, p, code, stats)
@@ -131,7 +131,7 @@ class _NormReluPoolGradient(torch.autograd.Function):
         n, channels, height, width = x.shape
         shape = (n, height, width, channels, stats.shape[1])
         sums, moments = torch.empty(2, n, channels, dtype=torch.float64), torch.empty(stats.shape, dtype=torch.float64)
-        factors, g_x, g_b = torch.empty_like(stats), like(x), x.new_empty(channels)
+        factors, g_x, g_b = torch.empty_like(stats), like(x), _numbers(x, channels)
         run_stages("norm_gradient", x, *shape, g, x, p, code, stats, g_also, sums, moments, factors, g_b, g_x)
         ctx.save_for_backward(g, x, p, code, stats, moments)
         ctx.set_materialize_grads(False)
@@ -145,7 +145,16 @@ class _NormReluPoolGradient(torch.autograd.Function):
         u_b = None if u_b is None else u_b.contiguous()
         n, channels, height, width = x.shape
         shape = (n, height, width, channels, stats.shape[1])
-        sums, factors = torch.empty(3, n, channels, dtype=torch.float64), x.new_empty(5, *stats.shape[1:])
+        sums, factors = torch.empty(3, n, channels, dtype=torch.float64), _numbers(x, 5, *stats.shape[1:])
         d_g, d_x = like(g), like(x)
         run_stages("norm_second", x, *shape, v, u_b, g, x, p, code, stats, moments, sums, factors, d_g, d_x)
         return d_g, d_x, None, None, None, None
+
+
+def computed_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which images of a type are computed with, and which their statistics and offsets have."""
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+def _numbers(images: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=computed_type(images.dtype))
