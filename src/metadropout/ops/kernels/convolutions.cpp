@@ -72,18 +72,22 @@ template <> struct Factors<float> {
 inline void add_product(Vector& sum, float a, const Vector& b) { sum += all(a) * b; }
 
 #ifdef __AVX512BF16__
-inline Halves rounded(Vector v) { return (Halves)_mm512_cvtneps_pbh((__m512)v); }
-inline Pairs wide(Halves v) { return __builtin_convertvector(v, Pairs); }
-inline void store(BFloat16* to, Vector v) { *reinterpret_cast<Halves*>(to) = rounded(v); }
+inline void store(BFloat16* to, Vector v) { *reinterpret_cast<Halves*>(to) = (Halves)_mm512_cvtneps_pbh((__m512)v); }
+
+inline Pairs pairs(Vector first, Vector second) {
+    const Pairs order = Pairs{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * 0x10001 + (16 << 16);  // 0, 16, 1, 17
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    return (Pairs)_mm512_permutexvar_epi16((__m512i)order, both);
+}
 
 template <> struct Factors<BFloat16> {
     enum { TERMS = 2 };
     typedef Pair One;
     template <class Transform> static void put(BFloat16* to, Int next_spot, Transform transform) {
-        Halves first[MOST_SPOTS];
-        transform(0, [&](Int spot, Vector v) { first[spot] = rounded(v); });
+        Vector first[MOST_SPOTS];
+        transform(0, [&](Int spot, Vector v) { first[spot] = v; });
         transform(1, [&](Int spot, Vector v) {
-            *reinterpret_cast<Pairs*>(to + spot * next_spot) = wide(rounded(v)) << 16 | wide(first[spot]);
+            *reinterpret_cast<Pairs*>(to + spot * next_spot) = pairs(first[spot], v);
         });
     }
 };

@@ -24,6 +24,12 @@ typedef std::uint8_t Code;
 // The rounds of the next loop do not depend on each other.
 #define SIMD _Pragma("omp simd")
 
+// Copies values from one type to another.
+template <class From, class To> inline void copy(Int size, const From* __restrict__ from, To* __restrict__ to) {
+    SIMD
+    for (Int k = 0; k < size; ++k) to[k] = from[k];
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // exp and log1p, good to about 1e-7 for float: loops over them vectorise, unlike loops over the C library's.
 // ---------------------------------------------------------------------------------------------------------------------
@@ -87,16 +93,48 @@ template <class T> inline Slope<T> slope(T s) {
 // Noisy product: out = f * s, s = softplus(mean + noise). `size` is the number of values in one image.
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Calls work(at, size, from, to) with values as numbers, here all of them at once. Either pointer may be null.
+template <class T, int IN, int OUT, class Work>
+inline void as_numbers(Int size, const T* const (&from)[IN], T* const (&to)[OUT], bool, Work work) {
+    work(Int(0), size, from, to);
+}
+
+// Loops over values of one size vectorise best. So pieces of images that are stored in bfloat16, small enough for the
+// cache, are turned into numbers before and rounded after. With `add` the work needs what stands where the results go.
+template <int IN, int OUT, class Work>
+inline void as_numbers(Int size, const BFloat16* const (&from)[IN], BFloat16* const (&to)[OUT], bool add, Work work) {
+    const Int piece = 512;
+    float inputs[IN][piece], outputs[OUT][piece];
+    const float* in[IN];
+    float* out[OUT];
+    for (int i = 0; i < IN; ++i) in[i] = from[i] ? inputs[i] : nullptr;
+    for (int i = 0; i < OUT; ++i) out[i] = to[i] ? outputs[i] : nullptr;
+    for (Int at = 0; at < size; at += piece) {
+        const Int count = size - at < piece ? size - at : piece;
+        for (int i = 0; i < IN; ++i)
+            if (from[i]) copy(count, from[i] + at, inputs[i]);
+        for (int i = 0; i < OUT; ++i)
+            if (to[i] && add) copy(count, to[i] + at, outputs[i]);
+        work(at, count, in, out);
+        for (int i = 0; i < OUT; ++i)
+            if (to[i]) copy(count, outputs[i], to[i] + at);
+    }
+}
+
 // Noise that is not given as values: a key and the number of a draw for each sample.
 struct Draws {
     const Int* keys;
     Int images;  // per sample
 };
 
-template <class S, class Noise>
-inline void product(Int size, const S* f, const S* mean, const Noise* noise, S* out, S* s) {
+template <class T> inline void product(Int size, const T* f, const T* mean, const T* noise, T* out, T* s) {
+    if (!noise) {
+        SIMD
+        for (Int k = 0; k < size; ++k) s[k] = softplus(mean[k]), out[k] = f[k] * s[k];
+        return;
+    }
     SIMD
-    for (Int k = 0; k < size; ++k) s[k] = softplus<Number<S>>(mean[k] + noise[k]), out[k] = f[k] * s[k];
+    for (Int k = 0; k < size; ++k) s[k] = softplus(mean[k] + noise[k]), out[k] = f[k] * s[k];
 }
 
 // Images of the result first, ..., last - 1. Those of f and mean, `images` in number, are used over and over.
@@ -106,11 +144,18 @@ void product_forward(Int first, Int last, Int pixels, Int channels, Int images, 
     typedef Number<S> T;
     const Int size = pixels * channels;
     for (Int i = first; i < last; ++i) {
-        const S* __restrict__ f = f_all + i % images * size;
-        const S* __restrict__ mean = mean_all + i % images * size;
-        const S* __restrict__ noise = noise_all + (noise_all ? i * size : 0);
-        S* __restrict__ out = out_all + i * size;
+        const S* f = f_all + i % images * size;
+        const S* mean = mean_all + i % images * size;
+        const S* __restrict__ noise = noise_all ? noise_all + i * size : nullptr;
+        S* out = out_all + i * size;
         S* __restrict__ s = s_all + i * size;
+        const auto with = [=](const S* noise, Int begin, Int end) {
+            const S* const from[] = {f + begin, mean + begin, noise};
+            S* const to[] = {out + begin, s + begin};
+            as_numbers(end - begin, from, to, false, [](Int, Int count, const T* const* in, T* const* results) {
+                product(count, in[0], in[1], in[2], results[0], results[1]);
+            });
+        };
         if (draws.keys) {
             const Int* key = draws.keys + i / draws.images * 2;
             const Int start = i % draws.images * size, piece = 1024;  // places; a piece stays in the cache
@@ -119,13 +164,14 @@ void product_forward(Int first, Int last, Int pixels, Int channels, Int images, 
                 next = (start + at) / piece * piece + piece - start;
                 next = next < size ? next : size;
                 normals(key[0], key[1], start + at, start + next, values);
-                product(next - at, f + at, mean + at, values, out + at, s + at);
+                const S* const from[] = {f + at, mean + at};
+                S* const to[] = {out + at, s + at};
+                as_numbers(next - at, from, to, false, [&](Int k, Int count, const T* const* in, T* const* results) {
+                    product(count, in[0], in[1], values + k, results[0], results[1]);
+                });
             }
-        } else if (!noise_all) {
-            SIMD
-            for (Int k = 0; k < size; ++k) s[k] = softplus<T>(mean[k]), out[k] = f[k] * s[k];
         } else if (!noise_by_channel) {
-            product(size, f, mean, noise, out, s);
+            with(noise, 0, size);
         } else {
             // The noise is (channels, pixels). It is turned over into `s` in strips of pixels that stay in the cache.
             const Int strip = 16;
@@ -135,11 +181,7 @@ void product_forward(Int first, Int last, Int pixels, Int channels, Int images, 
                     __builtin_prefetch(noise + c * pixels + p1 + strip);  // too many rows for the hardware's
                     for (Int p = p0; p < p1; ++p) s[p * channels + c] = noise[c * pixels + p];
                 }
-                SIMD
-                for (Int k = p0 * channels; k < p1 * channels; ++k) {
-                    s[k] = softplus<T>(mean[k] + s[k]);
-                    out[k] = f[k] * s[k];
-                }
+                with(s + p0 * channels, p0 * channels, p1 * channels);
             }
         }
     }
@@ -147,13 +189,12 @@ void product_forward(Int first, Int last, Int pixels, Int channels, Int images, 
 
 // g_f = g s;  g_mean = (g f + g_s) sigma, where g_s is what second derivatives say of s. Either result may be left out.
 // With Add, both are added to what is there: images of f that were used over and over.
-template <class S, bool WithGs, bool Add>
-void product_gradient(Int size, const S* __restrict__ g, const S* __restrict__ f, const S* __restrict__ s,
-                      const S* __restrict__ g_s, S* __restrict__ g_f, S* __restrict__ g_mean) {
-    typedef Number<S> T;
+template <class T, bool WithGs, bool Add>
+void product_gradient(Int size, const T* __restrict__ g, const T* __restrict__ f, const T* __restrict__ s,
+                      const T* __restrict__ g_s, T* __restrict__ g_f, T* __restrict__ g_mean) {
     const auto of_f = [=](Int k) { return Add ? g_f[k] + g[k] * s[k] : g[k] * s[k]; };
     const auto of_mean = [=](Int k) {
-        const T value = (g[k] * f[k] + (WithGs ? g_s[k] : T(0))) * slope<T>(s[k]).sigma;
+        const T value = (g[k] * f[k] + (WithGs ? g_s[k] : T(0))) * slope(s[k]).sigma;
         return Add ? g_mean[k] + value : value;
     };
     if (!g_mean) {
@@ -172,35 +213,52 @@ void product_gradient(Int size, const S* __restrict__ g, const S* __restrict__ f
 template <class S, bool WithGs>
 void product_gradients(Int first, Int last, Int size, Int images, Int samples, const S* g, const S* f, const S* s,
                        const S* g_s, S* g_f, S* g_mean) {
+    typedef Number<S> T;
     for (Int i = first; i < last; ++i)
         for (Int sample = 0; sample < samples; ++sample) {
             const Int at = i * size, in_g = (sample * images + i) * size;
-            (sample ? product_gradient<S, WithGs, true> : product_gradient<S, WithGs, false>)(
-                size, g + in_g, f + at, s + in_g, WithGs ? g_s + in_g : nullptr, g_f ? g_f + at : nullptr,
-                g_mean ? g_mean + at : nullptr);
+            const S* const from[] = {g + in_g, f + at, s + in_g, WithGs ? g_s + in_g : nullptr};
+            S* const to[] = {g_f ? g_f + at : nullptr, g_mean ? g_mean + at : nullptr};
+            as_numbers(size, from, to, sample > 0, [=](Int, Int count, const T* const* in, T* const* out) {
+                (sample ? product_gradient<T, WithGs, true> : product_gradient<T, WithGs, false>)(
+                    count, in[0], in[1], in[2], in[3], out[0], out[1]);
+            });
         }
 }
 
 // For cotangents u of g_f and v of g_mean:
 // d_g = u s + v f sigma;  d_f = v g sigma;  d_s = u g + v g f (1 - sigma).
-template <class S, bool WithU>
-void product_second(Int begin, Int end, const S* __restrict__ g, const S* __restrict__ f, const S* __restrict__ s,
-                    const S* __restrict__ u, const S* __restrict__ v, S* __restrict__ d_g, S* __restrict__ d_f,
-                    S* __restrict__ d_s) {
-    typedef Number<S> T;
+template <class T, bool WithU>
+void product_second(Int size, const T* __restrict__ g, const T* __restrict__ f, const T* __restrict__ s,
+                    const T* __restrict__ u, const T* __restrict__ v, T* __restrict__ d_g, T* __restrict__ d_f,
+                    T* __restrict__ d_s) {
     if (!v) {  // then d_f is zero and left out
         SIMD
-        for (Int k = begin; k < end; ++k) d_g[k] = u[k] * s[k], d_s[k] = u[k] * g[k];
+        for (Int k = 0; k < size; ++k) d_g[k] = u[k] * s[k], d_s[k] = u[k] * g[k];
         return;
     }
     SIMD
-    for (Int k = begin; k < end; ++k) {
-        const Slope<T> e = slope<T>(s[k]);
+    for (Int k = 0; k < size; ++k) {
+        const Slope<T> e = slope(s[k]);
         const T vg = v[k] * g[k], uk = WithU ? u[k] : T(0);
         d_g[k] = uk * s[k] + v[k] * f[k] * e.sigma;
         d_f[k] = vg * e.sigma;
         d_s[k] = uk * g[k] + vg * f[k] * e.rest;
     }
+}
+
+// The same for images first, ..., last - 1.
+template <class S>
+void product_seconds(Int first, Int last, Int size, const S* g, const S* f, const S* s, const S* u, const S* v, S* d_g,
+                     S* d_f, S* d_s) {
+    typedef Number<S> T;
+    const Int at = first * size;
+    const S* const from[] = {g + at, f + at, s + at, u ? u + at : nullptr, v ? v + at : nullptr};
+    S* const to[] = {d_g + at, d_f ? d_f + at : nullptr, d_s + at};
+    as_numbers((last - first) * size, from, to, false, [=](Int, Int count, const T* const* in, T* const* out) {
+        (u ? product_second<T, true> : product_second<T, false>)(count, in[0], in[1], in[2], in[3], in[4], out[0],
+                                                                 out[1], out[2]);
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -571,9 +629,7 @@ void second(Int first, Int last, const Shape& shape, const S* v_all, const S* g_
     }                                                                                                                  \
     extern "C" void product_second_##NAME(Int first, Int last, Int size, const S* g, const S* f, const S* s,           \
                                           const S* u, const S* v, S* d_g, S* d_f, S* d_s) {                            \
-        for (Int i = first; i < last; ++i)                                                                             \
-            (u ? product_second<S, true> : product_second<S, false>)(i * size, (i + 1) * size, g, f, s, u, v, d_g,     \
-                                                                     d_f, d_s);                                        \
+        product_seconds<S>(first, last, size, g, f, s, u, v, d_g, d_f, d_s);                                           \
     }                                                                                                                  \
     extern "C" void norm_forward_##NAME(Int stages, Int first, Int last, SHAPE, double eps, const S* x,                \
                                         const Number<S>* bias, S* p, Code* code, double* sums, Number<S>* stats,       \
