@@ -31,14 +31,19 @@ def invented(setting: Setting, method: Method, implementations: Any, **_: object
 
 
 def test_a_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--method", "metadropout", "--markdown", "--out", str(tmp_path), *TINY]) == 0
+    options = ["--method", "metadropout", "--precision", "bf16", "--markdown", "--out", str(tmp_path)]
+    assert main(["bench", *options, *TINY]) == 0
     printed = capsys.readouterr().out
     assert "**MAML + Meta-dropout: 2-way 1-shot, 1 queries per class, 16x16x1, 4 channels" in printed
     record = json.loads((tmp_path / "training.json").read_text())
     assert record["environment"]["cores"] >= 1
     assert record["environment"]["cpu"]
     (comparison,) = record["comparisons"]
-    assert [result["name"] for result in comparison["results"]] == ["metadropout", "plain PyTorch"]
+    names = ["metadropout", "metadropout, bfloat16", "plain PyTorch"]
+    assert [result["name"] for result in comparison["results"]] == names
+    assert 0 < comparison["rounded_difference"] < 0.5
+    times = [comparison["summary"][name]["median_seconds"] for name in names[:2]]
+    assert f"In bfloat16 training is {times[0] / times[1]:.2f} (" in printed
     assert comparison["float64_difference"] < 1e-10
     assert comparison["float32_difference"] < 0.1
     for result in comparison["results"]:
@@ -49,6 +54,20 @@ def test_a_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.Capt
     ratio = theirs["median_seconds"] / ours["median_seconds"]
     assert theirs["times_as_long_as_metadropout"]["median"] == pytest.approx(ratio)
     assert (tmp_path / "training.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("what", ["evaluation", "growth", "learners"])
+def test_other_precisions_are_measured_in_training_only(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", what, "--precision", "bf16"]) == 1
+    assert f"bench {what} takes no --precision" in capsys.readouterr().err
+
+
+def test_without_a_precision_only_float32_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "compare", invented)
+    assert main(["bench", "--method", "metadropout"]) == 0
+    assert "bfloat16" not in capsys.readouterr().out
 
 
 def test_evaluation_compares_a_batch_of_samples_with_two_loops(

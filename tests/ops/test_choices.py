@@ -33,7 +33,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 def measuring(monkeypatch: pytest.MonkeyPatch, result: str) -> list[str]:
     """Let measurements come to a result; lists the shapes that are measured."""
     measured: list[str] = []
-    monkeypatch.setattr(choices, "_measured", lambda shape: (measured.append(shape), result)[1])
+    monkeypatch.setattr(choices, "_measured", lambda shape, dtype: (measured.append(shape), result)[1])
     return measured
 
 
@@ -44,7 +44,7 @@ def convolved() -> Tensor:
 
 
 def test_the_fastest_is_measured_and_is_one_of_those_that_are_known(cache: Path) -> None:
-    assert choices._measured(NAME) in choices.TILES
+    assert choices._measured(NAME, torch.float32) in choices.TILES
 
 
 def test_a_choice_is_measured_once_on_a_machine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +57,9 @@ def test_a_choice_is_measured_once_on_a_machine(cache: Path, monkeypatch: pytest
 
 
 def test_of_two_processes_that_measure_at_once_the_first_decides(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(shape: str) -> str:
+    def measured(shape: str, dtype: torch.dtype) -> str:
         measuring(monkeypatch, "winograd-4")
-        choices._kept_or_measured.__wrapped__(NAME)  # another process is done before
+        choices._kept_or_measured.__wrapped__(NAME, torch.float32)  # another process is done before
         return "winograd-2"
 
     monkeypatch.setattr(choices, "_measured", measured)

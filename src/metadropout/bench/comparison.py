@@ -18,8 +18,8 @@ from metadropout.bench.problem import Method, Problem, Setting
 # and float32 after one inner step.
 FLOAT64_TOLERANCE, FLOAT32_TOLERANCE = 1e-8, 0.1
 
-# Of the gradient after one inner step in another precision: what is worse points elsewhere.
-ROUNDED_TOLERANCE = 0.7
+# Of the gradient in another precision, without inner steps: rounding flips maxima and ReLUs.
+ROUNDED_TOLERANCE = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Comparison:
     results: list[Timing]
     """This project first."""
     rounded_difference: float | None = None
-    """That of another precision from float32 after one inner step, where it was measured."""
+    """That of another precision from float32 without inner steps, where it was measured."""
 
     def slowdown(self, result: Timing) -> Ratio:
         """Return how many times as long as this project another takes."""
@@ -99,7 +99,8 @@ def compare(
     float64, float32 = check_agreement(exact, checks, on_step)
     rounded = None
     if others := _rounded(implementations):
-        check = Check("the meta-gradient", Problem(one_step, method), ROUNDED_TOLERANCE)
+        no_step = Problem(replace(setting, steps=0), method)
+        check = Check("the gradient without inner steps", no_step, ROUNDED_TOLERANCE)
         (rounded,) = check_agreement([exact[0], *(i.program(threads) for i in others)], [check], on_step)
     programs = [implementation.program(threads) for implementation in implementations]
     limit = CONVOLUTIONS.program(threads)

@@ -72,7 +72,7 @@ def comparison_report(comparison: Comparison) -> Report:
     if comparison.rounded_difference is not None:
         faster = shown_ratio(comparison.speedup(OURS_IN["bf16"].name))
         note += (
-            f" In bfloat16 training is {faster} times as fast as in float32; after one inner step the meta-gradient "
+            f" In bfloat16 training is {faster} times as fast as in float32; without inner steps the gradient "
             f"differs by {comparison.rounded_difference:.0e}."
         )
     headings = ["", "s / iteration", "times as long", "memory, MB", "GFLOP/s", "of the limit"]

@@ -71,8 +71,8 @@ class GradientLearner(Learner):
         adapted: names of the network's parameters that the inner steps change; the learner's choice by default.
             Buffers can be named, too: each task starts with their values, which are not meta-learned.
         images_per_pass: most images in one support pass; more Monte-Carlo samples than fit are run in turn.
-        precision: "bf16" rounds what convolutions multiply to bfloat16; statistics, losses, inner steps and weights
-            stay in float32.
+        precision: "bf16" rounds what convolutions multiply to bfloat16, and on CPUs with AVX512-BF16 also stores images
+            so between layers; statistics, sums, losses, inner steps and weights stay in float32.
         gradient_checkpointing: keep no graph of inner steps but take each again in the backward pass: the same
             gradients in much less memory, for about a third more time.
     """

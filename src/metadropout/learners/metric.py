@@ -57,7 +57,8 @@ class MetricLearner(Learner):
         network: maps images to features; any module.
         perturbation: what perturbs it on support images; nothing by default.
         images_per_pass: most images in one support pass; more noise samples than fit are run in turn.
-        precision: "bf16" rounds what convolutions multiply to bfloat16.
+        precision: "bf16" rounds what convolutions multiply to bfloat16, and on CPUs with AVX512-BF16 also stores images
+            so between layers.
     """
 
     network_gives: ClassVar[Literal["logits", "features"]] = "features"

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from metadropout.ops.autograd import apply
 from metadropout.ops.kernels import build, choices
 from metadropout.ops.kernels.calls import run_over
-from metadropout.ops.kernels.choices import choosing, using
+from metadropout.ops.kernels.choices import choosing, stores_bf16, using
 from metadropout.ops.kernels.convolutions import CHANNELS, FEW, Convolution
 from metadropout.ops.kernels.draws import Draws, in_shape, plain_values
 from metadropout.ops.kernels.elementwise import NoisyProduct, NormReluPool, computed_type
@@ -36,6 +36,7 @@ __all__ = [
     "has_bf16",
     "noisy_product",
     "norm_relu_pool",
+    "stores_bf16",
     "using",
     "values",
 ]
@@ -121,12 +122,13 @@ def convolution_to_bf16(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
         bias: in float32.
     """
     images_fit = x.dtype in (torch.float32, torch.bfloat16) and _can_convolve(x, weight, bias)
-    if not images_fit or not has_bf16() or not choices.stores_bf16():
+    if not images_fit or not has_bf16() or not stores_bf16():
         return None
     if x.shape[1] <= FEW:
         return apply(Convolution, x.float(), weight, bias, 0, torch.bfloat16)[0]  # type: ignore[no-any-return]
     x = x.bfloat16()
-    tile = choices.tile(x.shape[1], weight.shape[0], *x.shape[2:], dtype=x.dtype)
+    _, in_channels, height, width = x.shape
+    tile = choices.tile(in_channels, weight.shape[0], height, width, x.dtype)
     if tile is not None:
         return apply(Convolution, x, weight, bias, tile, x.dtype)[0]  # type: ignore[no-any-return]
     return F.conv2d(x, weight.bfloat16(), None if bias is None else bias.bfloat16(), padding=1)
