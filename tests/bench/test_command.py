@@ -41,7 +41,7 @@ def test_a_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.Capt
     (comparison,) = record["comparisons"]
     names = ["metadropout", "metadropout, bfloat16", "plain PyTorch"]
     assert [result["name"] for result in comparison["results"]] == names
-    assert 0 < comparison["rounded_difference"] < 0.5
+    assert 0 < comparison["rounded_difference"] < 1
     times = [comparison["summary"][name]["median_seconds"] for name in names[:2]]
     assert f"In bfloat16 training is {times[0] / times[1]:.2f} (" in printed
     assert comparison["float64_difference"] < 1e-10

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("episodes", "folders", "memory", "page", "processes", "scaling", "versions", "where_time_goes")
+PROGRAMS = (
+    "episodes",
+    "folders",
+    "memory",
+    "page",
+    "precisions",
+    "processes",
+    "scaling",
+    "versions",
+    "where_time_goes",
+)
 
 
 def test_the_documentation_names_programs_that_exist() -> None:
