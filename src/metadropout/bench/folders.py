@@ -4,8 +4,8 @@
 
 needs Omniglot or CIFAR-100 in the data directory (METADROPOUT_DATA). Each task is written as folders of the published
 image files: of upright characters of Omniglot's evaluation alphabets that are test classes of the weights, or of test
-classes of CIFAR-FS. `evaluate` starts classes from the head's rows where the task has as many classes as in training, and
-from their mean elsewhere; `predict` from what the weights' card says is better.
+classes of CIFAR-FS. `evaluate` starts classes from the head's rows where the task has as many classes as in training,
+and from their mean elsewhere; `predict` from what the weights' card says is better.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def run_command(namespace: argparse.Namespace) -> int:
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
     table = Table(
-        "name", "method", "inductive", "transductive", "tasks", "steps", "gradient", "size", "SHA-256", box=None
+        "name", "method", "data", "inductive", "transductive", "tasks", "steps", "gradient", "size", "SHA-256", box=None
     )
     licences = {}
     for name in available():
@@ -46,7 +46,7 @@ def run_command(namespace: argparse.Namespace) -> int:
         tasks = "/".join(dict.fromkeys(str(result.episodes) for result in card.measured))
         gradient = card.gradient.partition(":")[0]
         about = (tasks, str(card.iterations), gradient, f"{size / 1e6:.2f} MB", card.checksum[:12])
-        table.add_row(name, card.method, *results, *about)
+        table.add_row(name, card.method, card.data, *results, *about)
         licences[card.data] = card.licence
     console.print(table)
     console.print(
