@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from metadropout.analysis import gradients
+from metadropout.analysis import gradients, time_to_accuracy
 from metadropout.bench import adaptation, comparison, learners
 from metadropout.bench.adaptation import SAMPLES, SHOTS, AdaptationCost, measure_adaptation
 from metadropout.bench.comparison import Comparison, compare
@@ -32,6 +32,7 @@ from metadropout.errors import ConfigError
 from metadropout.files import write_atomically
 from metadropout.ops.precision import Precision
 from metadropout.options import Channels, Episodes, Limits, Shot, Threads, Way
+from metadropout.runs.folder import open_run
 from metadropout.training.workers import cpus
 
 EPILOG = """\
@@ -41,6 +42,7 @@ EPILOG = """\
   metadropout bench growth --out bench           how time and memory grow with way, shot, steps, channels, image size
   metadropout bench learners [ROW ...]           a task of each row of table 1, beside MAML
   metadropout bench gradient RUN RECIPE ...      signal and noise of the meta-gradient, at all states kept
+  metadropout bench accuracy RUN ... --reach 95  how long runs trained until they reached it on validation classes
 
 The first three compare programs that compute the same gradients, which is checked first. Each program runs in a process
 of its own, by turns with the others.
@@ -66,11 +68,13 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", nargs="?", choices=list(ACTIONS), default="training", help="what to measure (default: training)"
     )
-    what = "for gradient: runs, or recipes for initial weights; for learners: rows of table 1 (default: all)"
+    what = "accuracy: runs; gradient: runs, or recipes for initial weights; learners: rows of table 1 (default: all)"
     parser.add_argument("runs", nargs="*", metavar="NAME", help=what)
     add_number(
         parser, "--tasks", Episodes, default=100, metavar="N", help="for gradient: training tasks (default: 100)"
     )
+    reach = "for accuracy: which to reach, in %% (default: 90 95)"
+    parser.add_argument("--reach", type=float, nargs="+", default=[90.0, 95.0], metavar="ACCURACY", help=reach)
     parser.add_argument(
         "--setting", choices=list(SETTINGS), help="default: omniglot-20way; omniglot-5way for evaluation and growth"
     )
@@ -90,7 +94,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run_command(namespace: argparse.Namespace) -> int:
     """Measure, print and return the exit status."""
     namespace.threads = min(namespace.threads, cpus())
-    if namespace.runs and namespace.what not in ("gradient", "learners"):
+    if namespace.runs and namespace.what not in ("accuracy", "gradient", "learners"):
         raise ConfigError(f"bench {namespace.what} takes no run: it measures the settings that --setting lists")
     if namespace.precision != "full" and namespace.what != "training":
         raise ConfigError(f"bench {namespace.what} takes no --precision: only training is measured in others")
@@ -172,6 +176,22 @@ def bench_gradient(namespace: argparse.Namespace, setting: Setting) -> None:
         gradients.plot_gradients(done, namespace.out / "gradient.png")
 
 
+def bench_accuracy(namespace: argparse.Namespace, setting: Setting) -> None:
+    """Say how long runs trained until they reached accuracies."""
+    if not namespace.runs:
+        raise ConfigError("bench accuracy needs a run: metadropout bench accuracy runs/maml runs/metadropout")
+    if wrong := [level for level in namespace.reach if not 0 < level <= 100]:
+        raise ConfigError(f"--reach is {wrong[0]:g}; give accuracies in %, such as 90")
+    found = [time_to_accuracy.time_to_accuracy(open_run(Path(name)), namespace.reach) for name in namespace.runs]
+    _write(namespace, {"runs": [one.to_dict() for one in found]})
+    every = "/".join(dict.fromkeys(str(one.every) for one in found))
+    note = (
+        f"The first validation that reached it, of one every {every} iterations. Time of training without validations."
+    )
+    headings = time_to_accuracy.headings(namespace.reach)
+    _print(namespace, Report("Time to an accuracy", headings, list(time_to_accuracy.as_rows(found)), note))
+
+
 def bench_learners(namespace: argparse.Namespace, setting: Setting) -> None:
     """Measure a task of each row of table 1, in training and testing."""
     if given := [f"--{size}" for size in ("steps", "meta_batch") if getattr(namespace, size) is not None]:
@@ -195,6 +215,7 @@ ACTIONS = {
     "growth": bench_growth,
     "learners": bench_learners,
     "gradient": bench_gradient,
+    "accuracy": bench_accuracy,
 }
 
 
