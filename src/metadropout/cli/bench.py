@@ -42,7 +42,7 @@ EPILOG = """\
   metadropout bench growth --out bench           how time and memory grow with way, shot, steps, channels, image size
   metadropout bench learners [ROW ...]           a task of each row of table 1, beside MAML
   metadropout bench gradient RUN RECIPE ...      signal and noise of the meta-gradient, at all states kept
-  metadropout bench accuracy RUN ... --reach 95  how long runs trained until they reached it on validation classes
+  metadropout bench accuracy RUN ...             how long runs trained until 90 and 95 % on validation classes
 
 The first three compare programs that compute the same gradients, which is checked first. Each program runs in a process
 of its own, by turns with the others.
