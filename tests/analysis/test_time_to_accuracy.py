@@ -42,7 +42,7 @@ def test_what_cannot_be_told_is_said(run: Path, capsys: pytest.CaptureFixture[st
     (run / "metrics.jsonl").unlink()
     for arguments, said in (
         ([str(run)], "has no validation in its metrics yet"),
-        ([str(run), "--reach", "900"], "--reach is 900; give accuracies in %"),
+        ([str(run), "--reach", "900"], "--reach is 900"),
         ([], "bench accuracy needs a run"),
     ):
         assert main(["bench", "accuracy", *arguments]) == 1

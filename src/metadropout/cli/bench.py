@@ -74,7 +74,8 @@ def register(parser: argparse.ArgumentParser) -> None:
         parser, "--tasks", Episodes, default=100, metavar="N", help="for gradient: training tasks (default: 100)"
     )
     reach = "for accuracy: which to reach, in %% (default: 90 95)"
-    parser.add_argument("--reach", type=float, nargs="+", default=[90.0, 95.0], metavar="ACCURACY", help=reach)
+    percent = Annotated[float, Limits(0, 100, above=True)]
+    add_number(parser, "--reach", percent, nargs="+", default=[90.0, 95.0], metavar="ACCURACY", help=reach)
     parser.add_argument(
         "--setting", choices=list(SETTINGS), help="default: omniglot-20way; omniglot-5way for evaluation and growth"
     )
@@ -180,8 +181,6 @@ def bench_accuracy(namespace: argparse.Namespace, setting: Setting) -> None:
     """Say how long runs trained until they reached accuracies."""
     if not namespace.runs:
         raise ConfigError("bench accuracy needs a run: metadropout bench accuracy runs/maml runs/metadropout")
-    if wrong := [level for level in namespace.reach if not 0 < level <= 100]:
-        raise ConfigError(f"--reach is {wrong[0]:g}; give accuracies in %, such as 90")
     found = [time_to_accuracy.time_to_accuracy(open_run(Path(name)), namespace.reach) for name in namespace.runs]
     _write(namespace, {"runs": [one.to_dict() for one in found]})
     every = "/".join(dict.fromkeys(str(one.every) for one in found))
