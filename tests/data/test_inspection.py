@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -6,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metadropout.data import open_dataset
+from metadropout.data import cache, open_dataset
 from metadropout.data.images import ClassSubset, Splits
 from metadropout.data.inspection import check, prepared_of, state_of
 from metadropout.errors import DataError
@@ -98,6 +99,16 @@ def test_a_class_with_a_single_image_is_found(tmp_path: Path, write_classes: Wri
     root = write_classes(tmp_path / "mine", {"a": 4, "b": 1})
     with pytest.raises(DataError, match="class 'b' has 1 image, too few"):
         check(mine(root))
+
+
+def test_a_forged_manifest_with_a_number_beyond_all_files_is_no_prepared_set(root: Path) -> None:
+    prepared = prepared_of(mine(root).train)
+    assert prepared is not None
+    content = json.loads(prepared.manifest_path.read_text())
+    content["pixels"]["bytes"] = 10**400
+    del content["sha256"]
+    prepared.manifest_path.write_text(json.dumps({**content, "sha256": cache._checksum(content)}))
+    assert state_of("folder").summary == "yours"
 
 
 def test_the_state_of_every_data_set_is_known(root: Path, data_home: Path) -> None:

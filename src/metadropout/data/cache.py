@@ -91,13 +91,13 @@ _Notes = TypedDict("_Notes", {"left out": list[str], "files": dict[str, str], "i
 _Notes.__pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[attr-defined]  # a data set's own
 
 
+_Positive = Annotated[int, Field(gt=0, lt=2**63)]
+
+
 class _PixelsEntry(TypedDict):
     file: Annotated[str, Field(pattern=r"^[^/\\]+\.u8$")]
-    bytes: int
+    bytes: _Positive
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-_Positive = Annotated[int, Field(gt=0)]
 
 
 class Manifest(TypedDict):
