@@ -45,6 +45,15 @@ def test_the_examples_of_classifying_your_own_images_run(tmp_path: Path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} >= {"model.onnx", "model.pt2"}
 
 
+def test_the_two_gradients_are_those_that_the_page_prints() -> None:
+    left = variables_of_example("docs/gradient.md")
+    printed = re.findall(r"# \[([0-9.]+)\.\.\., ([0-9.]+)\.\.\.\]", (ROOT / "docs/gradient.md").read_text())
+    for gradient, expected in zip((left["exact"], left["public"]), printed, strict=True):
+        assert [f"{value:.6f}"[: len(text)] for value, text in zip(gradient.tolist(), expected, strict=True)] == [
+            *expected
+        ]
+
+
 def test_the_readmes_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
