@@ -112,7 +112,7 @@ class Run:
         """Which classes the run was trained and is tested on."""
         return self.folder / "data.json"
 
-    def belongings(self, identity: Identity | None) -> dict[str, Any]:
+    def fingerprint(self, identity: Identity | None) -> dict[str, Any]:
         """Return what a checkpoint of this run says of itself, so that it is not taken for another run's.
 
         Args:

@@ -111,15 +111,15 @@ def train(
         watched = sampler(0, 0).query_x.to(device)
         source = SOURCES[config.training.noise]
         measure = partial(noise_strengths, learner, watched, source(config.seed, WATCHING))
-        belongings = json.loads(world.from_first(lambda: json.dumps(run.belongings(splits.identity))))
+        fingerprint = json.loads(world.from_first(lambda: json.dumps(run.fingerprint(splits.identity))))
         keeper = FolderRecorder(
-            run, learner, outer.optimizer, watcher, measure, belongings, processes=world.size, threads=threads
+            run, learner, outer.optimizer, watcher, measure, fingerprint, processes=world.size, threads=threads
         )
         interrupt = stack.enter_context(interruptible())
         stack.enter_context(on_one_thread())
         recorder = stack.enter_context(keeper if world.is_first else Recorder())
         newest = world.from_first(lambda: str(run.latest()))
-        progress = load_checkpoint(Path(newest), learner, outer.optimizer, belongings)
+        progress = load_checkpoint(Path(newest), learner, outer.optimizer, fingerprint)
         recorder.begin(progress)
         # Where tasks depend on each other, every process does all of them, in order.
         together = learner.tasks_in_order
@@ -148,7 +148,7 @@ def _start_or_resume(
         run = Run(folder, config)
         # First the state, last the configuration, which makes it a run: what is killed in between leaves none.
         path = checkpoint_path(run.checkpoints, 0)
-        save_checkpoint(path, learner, outer.optimizer, Progress(0, 0.0), run.belongings(splits.identity))
+        save_checkpoint(path, learner, outer.optimizer, Progress(0, 0.0), run.fingerprint(splits.identity))
         describe_run(run, splits.identity)
     else:
         run = open_run(folder)
@@ -348,7 +348,7 @@ def load_state(run: Run, state: str, learner: Learner) -> Progress:
         learner: gets the weights.
     """
     own = open_run(run.folder)
-    return load_checkpoint(run.state(state), learner, run=own.belongings(own.identity()))
+    return load_checkpoint(run.state(state), learner, run=own.fingerprint(own.identity()))
 
 
 def episode_sampler(config: Config, splits: Splits, split: str, key: int, seed: int | None = None) -> EpisodeSampler:

@@ -63,7 +63,7 @@ class FolderRecorder(Recorder):
         optimizer: its optimiser, whose state they hold, too.
         watcher: shows the user what happens.
         measure: gives the strength of the noise on each layer, as it is when called.
-        belongings: what tells the run from others, for checkpoints.
+        fingerprint: what tells the run from others, for checkpoints.
         processes: how many train the run together.
         threads: of each of them.
     """
@@ -75,13 +75,13 @@ class FolderRecorder(Recorder):
         optimizer: torch.optim.Optimizer,
         watcher: Watcher,
         measure: Callable[[], Mapping[str, float]],
-        belongings: Mapping[str, Any],
+        fingerprint: Mapping[str, Any],
         *,
         processes: int,
         threads: int,
     ) -> None:
         self.run, self.learner, self.optimizer, self.watcher = run, learner, optimizer, watcher
-        self.measure, self.belongings, self.processes, self.threads = measure, belongings, processes, threads
+        self.measure, self.fingerprint, self.processes, self.threads = measure, fingerprint, processes, threads
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -121,4 +121,4 @@ class FolderRecorder(Recorder):
         drop_old_checkpoints(self.run.checkpoints, self.run.config.training.checkpoint_keep)
 
     def _save(self, path: Path, progress: Progress) -> None:
-        save_checkpoint(path, self.learner, self.optimizer, progress, self.belongings)
+        save_checkpoint(path, self.learner, self.optimizer, progress, self.fingerprint)
